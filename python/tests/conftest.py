@@ -55,6 +55,22 @@ class Exported:
         return self.folder / "gpt2_custom.key.safetensors"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--in-full", action="store_true", help="also the tests marked in_full, which take long")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "in_full: takes long; only with --in-full, as cargo xtask test --all runs pytest")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselects what is marked in_full: the last line of pytest counts it, and cargo xtask test says so."""
+    if not config.getoption("--in-full"):
+        left_out = [item for item in items if item.get_closest_marker("in_full")]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
+
+
 def export(folder: Path, model: str, batch: int, seq: int, *extra: str) -> Exported:
     """Runs `python -m ironhorse.export gpt2` in this process; it must succeed."""
     report = folder.with_suffix(".report.json")

@@ -95,8 +95,15 @@ class Block(nn.Module):
 
 
 @each_device
-@pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    ("backend", "autocast"),
+    [
+        ("aot_eager", False),
+        ("aot_eager", True),
+        pytest.param("inductor", False, marks=pytest.mark.in_full),
+        ("inductor", True),
+    ],
+)
 def test_a_block(backend, autocast, device):
     torch.manual_seed(1)
     block = Block().to(device)

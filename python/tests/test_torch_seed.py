@@ -78,13 +78,16 @@ def test_the_example_trains():
     assert last < 0.6 * first
 
 
-def test_without_the_shim():
+ALL_OPS = "(values or opcheck or gradcheck or wrong or strides or autocast or compile_once) and not float16"
+
+
+@pytest.mark.parametrize("chosen", ["values and float32", pytest.param(ALL_OPS, marks=pytest.mark.in_full)])
+def test_without_the_shim(chosen: str):
     """The way for torch before 2.10: the same operators by torch.library, here with this torch."""
     if os.environ.get("IRONHORSE_TORCH_SHIM") == "0":
         pytest.skip("this is that run")
-    chosen = "values or opcheck or gradcheck or wrong or strides or autocast or compile_once"
     files = [f"test_torch_{name}.py" for name in ("values", "grad", "compile", "bad", "seed")]
-    chosen = f"({chosen}) and not float16 and not torch_func"
+    chosen = f"({chosen}) and not torch_func"
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", "-k", chosen, *files],
         cwd=Path(__file__).parent,

@@ -1,13 +1,16 @@
 //! Every op of the CPU engine against the f64 oracle, on every instruction set of this machine.
 
+use ironhorse_core::Engine;
 use ironhorse_cpu::CpuEngine;
 use ironhorse_cpu::isa::Isa;
-use ironhorse_testkit::run_all;
+use ironhorse_testkit::{Mode, Suite};
 
 #[test]
 fn every_op_agrees_with_the_oracle_on_every_instruction_set() {
-    for isa in Isa::supported() {
-        let summary = run_all(&mut || Box::new(CpuEngine::with_isa(2, isa)));
+    let engine = |isa| Box::new(CpuEngine::with_isa(2, isa)) as Box<dyn Engine>;
+    let mut engines: Vec<Box<dyn Engine>> = Isa::supported().map(engine).collect();
+    assert!(!engines.is_empty());
+    for summary in Suite::new(Mode::F32).run_each(&mut engines) {
         summary.assert_ok();
     }
 }

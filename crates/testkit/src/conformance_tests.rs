@@ -3,16 +3,27 @@
 use super::*;
 use crate::oracle::{Step, execute, parts};
 use crate::update::places;
-use crate::{Hook, Mode, OracleEngine, Rng, Suite, Wrapped, all_cases, cases_in, run_all};
+use crate::{Hook, Mode, OracleEngine, Rng, Suite, Wrapped, all_cases, cases_in};
 use ironhorse_core::op::{AdamW, Op};
 use ironhorse_core::{Param, Precision, Program, RandomRounding, Scalars, bf16_to_f32, f32_to_bf16};
 use std::sync::LazyLock;
 
-#[test]
-fn the_oracle_conforms_to_itself() {
-    let summary = run_all(&mut || Box::new(OracleEngine::new()));
+fn conforms_to_itself(suite: Suite) {
+    let summary = suite.run(&mut OracleEngine::new(), &mut |_, _| ());
     summary.assert_ok();
     assert!(summary.passed.iter().all(|report| report.tolerance <= 1e-5));
+    assert_eq!(summary.rows().len(), Op::NAMES.len(), "every op has a case");
+}
+
+#[test]
+fn the_oracle_conforms_to_itself() {
+    conforms_to_itself(Suite { quick: true, ..Suite::new(Mode::F32) });
+}
+
+#[test]
+#[ignore = "only with --all"]
+fn the_oracle_conforms_to_itself_in_full() {
+    conforms_to_itself(Suite::new(Mode::F32));
 }
 
 /// How [`Rounding`] rounds its results.
@@ -108,11 +119,21 @@ fn bf16(round: Round, suite: Suite) -> crate::Summary {
     suite.run(&mut rounded(round), &mut |_, _| ())
 }
 
-#[test]
-fn plain_bf16_conforms() {
-    let summary = bf16(Round::Right, Suite::new(Mode::Bf16));
+fn plain_bf16(suite: Suite) {
+    let summary = bf16(Round::Right, suite);
     summary.assert_ok();
     assert!(summary.passed.iter().any(|report| report.precision == Precision::BF16_F32_GRADS));
+}
+
+#[test]
+fn plain_bf16_conforms() {
+    plain_bf16(Suite { quick: true, ..Suite::new(Mode::Bf16) });
+}
+
+#[test]
+#[ignore = "only with --all"]
+fn plain_bf16_conforms_in_full() {
+    plain_bf16(Suite::new(Mode::Bf16));
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! Test support for engines and models: an oracle that runs any program in f64, conformance cases for every op with
 //! awkward sizes, and finite differences that check the oracle's gradients.
 //!
-//! An engine crate calls [`run_all`] from one test:
+//! An engine crate runs the [`Suite`] from one test; here on the oracle itself, and only a few cases of two ops:
 //!
 //! ```
-//! use ironhorse_testkit::{OracleEngine, run_all};
+//! use ironhorse_testkit::{Mode, OracleEngine, Suite};
 //!
-//! let summary = run_all(&mut || Box::new(OracleEngine::new()));
+//! let suite = Suite { quick: true, ops: vec!["add".into(), "adamw".into()], ..Suite::new(Mode::F32) };
+//! let summary = suite.run(&mut OracleEngine::new(), &mut |_, _| ());
 //! summary.assert_ok();
 //! ```
 //!
@@ -38,7 +39,7 @@ pub use oracle::{OracleEngine, activation};
 pub use report::{Fault, Mismatch, Report};
 pub use residual::check_residual;
 pub use rng::Rng;
-pub use suite::{Mode, Row, Suite, Summary, run_all};
+pub use suite::{Mode, Row, Suite, Summary};
 pub use threads::thread_ranks;
 pub use tolerance::{Terms, tolerance};
 pub use wrapped::{Hook, Wrapped};

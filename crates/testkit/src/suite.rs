@@ -104,48 +104,64 @@ impl Suite {
     /// Runs all cases on one engine. `progress` is called with the number of cases done and the total. Stops if the
     /// device fails.
     pub fn run(&self, engine: &mut dyn Engine, progress: &mut dyn FnMut(usize, usize)) -> Summary {
+        let mut summary = self.summary(engine);
+        self.run_on(&mut [(engine, &mut summary)], progress);
+        summary
+    }
+
+    /// The same on several engines, one case on all of them after the other: the oracle computes each case once.
+    pub fn run_each(&self, engines: &mut [Box<dyn Engine>]) -> Vec<Summary> {
+        let mut summaries: Vec<Summary> =
+            engines.iter().map(|engine| self.summary(engine.as_ref())).collect();
+        let mut all: Vec<Run<'_>> =
+            engines.iter_mut().map(|engine| engine.as_mut() as &mut dyn Engine).zip(&mut summaries).collect();
+        self.run_on(&mut all, &mut |_, _| ());
+        summaries
+    }
+
+    fn summary(&self, engine: &dyn Engine) -> Summary {
+        let engine = engine.name().into();
+        Summary { engine, mode: self.mode, passed: Vec::new(), failed: Vec::new(), stopped: None }
+    }
+
+    fn run_on(&self, runs: &mut [Run<'_>], progress: &mut dyn FnMut(usize, usize)) {
         let (cases, refusals) = self.cases();
-        let total = cases.len() + refusals.len();
-        let mut summary = Summary {
-            engine: engine.name().into(),
-            mode: self.mode,
-            passed: Vec::new(),
-            failed: Vec::new(),
-            stopped: None,
-        };
+        let total = runs.len() * (cases.len() + refusals.len());
         // Reserve once for all cases: growing a pool moves it, and an engine drops what it prepared for the old
         // address.
         let layout = cases.iter().chain(&refusals).fold(Layout::default(), |all, c| all.union(&c.reserve));
-        if let Err(error) = engine.reserve(&layout) {
-            summary.stopped = Some(error.to_string());
-            return summary;
+        for (engine, summary) in runs.iter_mut() {
+            summary.stopped = engine.reserve(&layout).err().map(|error| error.to_string());
         }
         let check = Check { tf32: self.mode == Mode::Tf32, twice: self.twice };
+        let mut on_each =
+            |runs: &mut [Run<'_>], check: &dyn Fn(&mut dyn Engine) -> Result<Report, Mismatch>| {
+                for (engine, summary) in runs.iter_mut().filter(|(_, summary)| summary.stopped.is_none()) {
+                    match check(*engine) {
+                        Ok(report) => summary.passed.push(report),
+                        Err(mismatch) => summary.fail(*engine, mismatch),
+                    }
+                }
+                progress(runs.iter().map(|(_, summary)| summary.count()).sum(), total);
+                runs.iter().any(|(_, summary)| summary.stopped.is_none())
+            };
         for batch in cases.chunks(BATCH) {
             for (case, expected) in batch.iter().zip(answers(batch)) {
-                match check_against(engine, case, expected, check) {
-                    Ok(report) => summary.passed.push(report),
-                    Err(mismatch) => summary.fail(engine, mismatch),
-                }
-                progress(summary.count(), total);
-                if summary.stopped.is_some() {
-                    return summary;
+                if !on_each(runs, &|engine| check_against(engine, case, expected.clone(), check)) {
+                    return;
                 }
             }
         }
         for case in &refusals {
-            match check_refusal(engine, case) {
-                Ok(()) => summary.passed.push(refused(case)),
-                Err(mismatch) => summary.fail(engine, mismatch),
-            }
-            progress(summary.count(), total);
-            if summary.stopped.is_some() {
-                break;
+            if !on_each(runs, &|engine| check_refusal(engine, case).map(|()| refused(case))) {
+                return;
             }
         }
-        summary
     }
 }
+
+/// An engine and what was found about it.
+type Run<'a> = (&'a mut dyn Engine, &'a mut Summary);
 
 /// The report of an input that was rejected as expected.
 fn refused(case: &Case) -> Report {
@@ -283,9 +299,4 @@ impl fmt::Display for Summary {
             None => Ok(()),
         }
     }
-}
-
-/// Runs every f32 case except the large ones, and every input that must be rejected, on one engine.
-pub fn run_all(make: &mut dyn FnMut() -> Box<dyn Engine>) -> Summary {
-    Suite::new(Mode::F32).run(make().as_mut(), &mut |_, _| ())
 }
