@@ -1,4 +1,4 @@
-use crate::common::*;
+use super::common::*;
 use ironhorse::ops;
 
 /// batch, q_len, kv_len, heads, kv_heads, head_dim

@@ -1,7 +1,7 @@
 //! Null, negative, overflowing, overlapping and misaligned arguments give an error that names the argument, and nothing
 //! is written.
 
-use crate::common::*;
+use super::common::*;
 use ironhorse::ops;
 use std::ptr::{null, null_mut};
 

@@ -1,6 +1,6 @@
 //! Argmax and the random choices.
 
-use crate::common::*;
+use super::common::*;
 use ironhorse::ops;
 use ironhorse::train::generate::sample::{Sampler, Scratch};
 

@@ -1,4 +1,4 @@
-use crate::common::*;
+use super::common::*;
 use ironhorse::ops;
 
 type Unary = unsafe fn(*const f32, *mut f32, i64, Stream) -> ops::Result;

@@ -1,4 +1,4 @@
-use crate::common::*;
+use super::common::*;
 use ironhorse::ops::layers::{self, GroupedLinear};
 use ironhorse::ops::{self};
 

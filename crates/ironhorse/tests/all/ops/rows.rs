@@ -1,6 +1,6 @@
 //! Softmax and the norms.
 
-use crate::common::*;
+use super::common::*;
 use ironhorse::ops;
 
 fn softmax64(x: &[f64]) -> Vec<f64> {
