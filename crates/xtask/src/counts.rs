@@ -10,8 +10,10 @@ pub struct Counts {
     pub passed: usize,
     /// Failed, or could not be run.
     pub failed: usize,
-    /// Skipped by the test itself: `#[ignore]`, `pytest.skip`, an expected failure.
+    /// Skipped by the test itself: `#[ignore]`, `pytest.skip`, an expected failure; deselected by pytest.
     pub skipped: usize,
+    /// Of the skipped ones, those that `cargo xtask test --all` runs: they take minutes.
+    pub waiting: usize,
 }
 
 impl AddAssign for Counts {
@@ -19,14 +21,18 @@ impl AddAssign for Counts {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;
+        self.waiting += other.waiting;
     }
 }
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} passed, {} failed", self.passed, self.failed)?;
-        if self.skipped > 0 {
-            write!(f, ", {} skipped", self.skipped)?;
+        if self.skipped > self.waiting {
+            write!(f, ", {} skipped", self.skipped - self.waiting)?;
+        }
+        if self.waiting > 0 {
+            write!(f, ", {} {ONLY_WITH_ALL}", self.waiting)?;
         }
         Ok(())
     }
@@ -34,6 +40,9 @@ impl fmt::Display for Counts {
 
 /// The beginning of the last line of `cargo xtask kernels`, which [`Dialect::Kernels`] parses.
 pub const KERNELS_LINE: &str = "kernels: ";
+
+/// Why a test is ignored that only `cargo xtask test --all` runs: `#[ignore = "only with --all"]`.
+pub const ONLY_WITH_ALL: &str = "only with --all";
 
 /// The program that prints the lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +65,7 @@ impl Dialect {
     /// Counts one line of output.
     pub fn read(self, line: &str, counts: &mut Counts) {
         let line = without_colour(line);
+        counts.waiting += usize::from(self == Self::Cargo && cargo_waits(&line));
         let found = match self {
             Self::Silent => None,
             Self::Cargo => cargo_line(&line),
@@ -70,6 +80,12 @@ impl Dialect {
             None => {}
         }
     }
+}
+
+/// `test a_long_one_in_full ... ignored, only with --all`, which libtest counts as ignored too.
+fn cargo_waits(line: &str) -> bool {
+    let line = line.trim();
+    line.starts_with("test ") && line.ends_with(&format!(" ... ignored, {ONLY_WITH_ALL}"))
 }
 
 /// `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s`
@@ -102,7 +118,11 @@ fn tally<'a>(parts: impl Iterator<Item = &'a str>) -> Option<Counts> {
             (n, "passed" | "xpassed") => counts.passed += n,
             (n, "failed" | "error" | "errors") => counts.failed += n,
             (n, "skipped" | "xfailed" | "ignored") => counts.skipped += n,
-            (_, "measured" | "filtered out" | "deselected" | "warning" | "warnings" | "rerun") => {}
+            (n, "deselected") => {
+                counts.skipped += n;
+                counts.waiting += n;
+            }
+            (_, "measured" | "filtered out" | "warning" | "warnings" | "rerun") => {}
             _ => return None,
         }
     }
@@ -168,6 +188,18 @@ error: 1 target failed:
     }
 
     #[test]
+    fn what_waits_for_all_is_told_from_what_is_skipped() {
+        let output = "test a_in_full ... ignored, only with --all\ntest b ... ignored, needs a GPU\n\
+                      test result: ok. 2 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out";
+        let mut counts = Counts::default();
+        output.lines().for_each(|line| Dialect::Cargo.read(line, &mut counts));
+        assert_eq!(counts.to_string(), "2 passed, 0 failed, 1 skipped, 1 only with --all");
+        let mut counts = Counts::default();
+        Dialect::Pytest.read("= 2 passed, 3 skipped, 4 deselected in 1.0s =", &mut counts);
+        assert_eq!(counts.to_string(), "2 passed, 0 failed, 3 skipped, 4 only with --all");
+    }
+
+    #[test]
     fn cargo_in_colour_and_other_lines() {
         let line =
             "test result: \u{1b}[32mok\u{1b}[m. 12 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out";
@@ -184,7 +216,7 @@ error: 1 target failed:
             ("==== 1 failed, 119 passed, 2 skipped, 3 warnings in 61.20s (0:01:01) ====", (119, 1, 2)),
             ("=== 2 failed, 3 passed, 1 error in 0.50s ===", (3, 3, 0)),
             ("=== 4 errors in 0.10s ===", (0, 4, 0)),
-            ("=== 5 passed, 1 deselected, 2 xfailed, 1 xpassed in 0.10s ===", (6, 0, 2)),
+            ("=== 5 passed, 1 deselected, 2 xfailed, 1 xpassed in 0.10s ===", (6, 0, 3)),
             (
                 "\u{1b}[32m==== \u{1b}[32m\u{1b}[1m7 passed\u{1b}[0m\u{1b}[32m in 0.01s\u{1b}[0m\u{1b}[32m ====\u{1b}[0m",
                 (7, 0, 0),
@@ -204,7 +236,7 @@ error: 1 target failed:
 
     #[test]
     fn kernels_end_with_their_own_line() {
-        let line = format!("\n{KERNELS_LINE}{}\n", Counts { passed: 540, failed: 2, skipped: 0 });
+        let line = format!("\n{KERNELS_LINE}{}\n", Counts { passed: 540, failed: 2, ..Counts::default() });
         assert_eq!(counts(Dialect::Kernels, &line), (540, 2, 0));
         assert_eq!(counts(Dialect::Kernels, "3 passed, 0 failed\nkernels: none"), (0, 0, 0));
     }
@@ -235,9 +267,11 @@ error: 1 target failed:
 
     #[test]
     fn the_last_line_of_a_run() {
-        let mut total = Counts { passed: 3, failed: 0, skipped: 0 };
+        let mut total = Counts { passed: 3, ..Counts::default() };
         assert_eq!(total.to_string(), "3 passed, 0 failed");
-        total += Counts { passed: 1, failed: 2, skipped: 4 };
+        total += Counts { passed: 1, failed: 2, skipped: 4, waiting: 0 };
         assert_eq!(total.to_string(), "4 passed, 2 failed, 4 skipped");
+        total += Counts { passed: 0, failed: 0, skipped: 3, waiting: 3 };
+        assert_eq!(total.to_string(), "4 passed, 2 failed, 4 skipped, 3 only with --all");
     }
 }

@@ -4,11 +4,14 @@
 
 mod args;
 mod bundle;
+mod compile;
 mod counts;
 mod generate;
 mod gpu_tests;
+mod jobs;
 mod kernel_table;
 mod kernels;
+mod lanes;
 mod out;
 mod process;
 mod ptxas;
@@ -16,6 +19,7 @@ mod pytest;
 mod python;
 mod repo;
 mod report;
+mod rust_tests;
 mod stages;
 mod tools;
 mod torture;
@@ -37,7 +41,7 @@ struct Command {
 const COMMANDS: [Command; 9] = [
     Command {
         name: "test",
-        summary: "all checks: set-up, fmt, ruff, mypy, clippy, kernels, tests, doctests, build, torture, pytest",
+        summary: "all checks: fmt, clippy, tests, doctests, torture, kernels, ruff, mypy, pytest",
         help: stages::HELP,
         run: stages::test,
     },

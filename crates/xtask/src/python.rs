@@ -3,7 +3,7 @@
 use crate::args::Args;
 use crate::out;
 use crate::process::{output_of, run};
-use crate::repo::{Profile, Repo, python_of};
+use crate::repo::{Compiler, Profile, Repo, python_of};
 use anyhow::{Context, Result, bail, ensure};
 use std::ffi::OsString;
 use std::fs;
@@ -46,18 +46,18 @@ pub fn setup_command(repo: &Repo, mut args: Args) -> Result<bool> {
     out::line("==> 1/2 .venv: Python and the packages of python/requirements-test.txt");
     setup(repo)?;
     out::line("==> 2/2 ironhorse: the wheel, release build");
-    wheel(repo, Profile::Release)?;
+    wheel(repo, Profile::Release, Compiler::Rustc)?;
     out::line("the Python environment is ready: .venv");
     Ok(true)
 }
 
 /// Builds the wheel and installs it into the environment: the tests import an installed package, as users do.
-pub fn wheel(repo: &Repo, profile: Profile) -> Result<()> {
+pub fn wheel(repo: &Repo, profile: Profile, compiler: Compiler) -> Result<()> {
     repo.ensure_venv()?;
     // maturin is one of the requirements, so the build needs no download. Without --force-reinstall pip would keep the
     // old wheel, which has the same version.
     let install = ["install", "--no-deps", "--no-build-isolation", "--force-reinstall", "."];
-    pip(repo, &install, profile, 1)
+    pip(repo, &install, (profile, compiler), 1)
         .context("the wheel could not be built and installed (the messages are above)")
 }
 
@@ -92,7 +92,12 @@ pub fn setup(repo: &Repo) -> Result<()> {
     } else {
         out::line(format!("to install: {} (PyTorch is a large download)", missing.join(", ")));
         // Python compiles what is imported, which is a small part of PyTorch and transformers.
-        pip(repo, &["install", "--no-compile", "-r", REQUIREMENTS], Profile::Release, ATTEMPTS)?;
+        pip(
+            repo,
+            &["install", "--no-compile", "-r", REQUIREMENTS],
+            (Profile::Release, Compiler::Rustc),
+            ATTEMPTS,
+        )?;
     }
     fs::write(&stamp_file, stamp).context("cannot write to .venv")
 }
@@ -176,10 +181,11 @@ fn search_path(repo: &Repo) -> Result<OsString> {
 }
 
 /// Runs pip in the environment, up to `attempts` times: a download of gigabytes does not always succeed.
-fn pip(repo: &Repo, args: &[&str], profile: Profile, attempts: u32) -> Result<()> {
+fn pip(repo: &Repo, args: &[&str], (profile, compiler): (Profile, Compiler), attempts: u32) -> Result<()> {
     for attempt in 1..=attempts {
         let mut pip = repo.python();
         pip.env("PATH", search_path(repo)?);
+        compiler.set(&mut pip);
         pip.env("MATURIN_PEP517_ARGS", format!("--profile {}", profile.name()));
         pip.args(["-m", "pip", "--disable-pip-version-check", "--retries", "5", "--timeout", "60"]);
         if run(pip.args(args))? {

@@ -31,6 +31,41 @@ impl Profile {
     }
 }
 
+/// The variable of cargo that names what compiles the packages of the workspace.
+const WRAPPER: &str = "RUSTC_WORKSPACE_WRAPPER";
+/// Clippy's driver, by the name that .cargo/config.toml has too: under another name cargo would compile again.
+const CLIPPY: &str = "clippy-driver";
+
+/// What compiles the packages of the workspace; dependencies are always compiled by rustc. Cargo keeps what the two make
+/// apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compiler {
+    /// Clippy's driver: rustc that lints too. It compiles unoptimised MIR, and without the checks of a debug build for
+    /// null and misaligned pointers.
+    Clippy,
+    /// rustc, as users compile.
+    Rustc,
+}
+
+impl std::fmt::Display for Compiler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Clippy => "with clippy's lints",
+            Self::Rustc => "rustc",
+        })
+    }
+}
+
+impl Compiler {
+    /// Tells cargo, also one that the command starts.
+    pub fn set(self, command: &mut Command) {
+        match self {
+            Self::Clippy => command.env(WRAPPER, CLIPPY),
+            Self::Rustc => command.env_remove(WRAPPER),
+        };
+    }
+}
+
 /// The checkout this command works on.
 pub struct Repo {
     root: PathBuf,
@@ -64,9 +99,27 @@ impl Repo {
 
     /// A command of the cargo that runs this program, in the root.
     pub fn cargo(&self) -> Command {
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.current_dir(&self.root);
-        of_packages().for_each(|name| _ = cargo.env_remove(name));
+        self.outside_cargo(Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())))
+    }
+
+    /// The command, in the root, without the variables by which cargo tells this program which package it is of. Some build
+    /// scripts run again when they change: a cargo that inherits them, also one that pip starts, would compile the same
+    /// crates in turns with one that does not.
+    fn outside_cargo(&self, mut command: Command) -> Command {
+        let is_of_package = |name: &std::ffi::OsString| {
+            name.to_str()
+                .is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
+        };
+        let names = std::env::vars_os().map(|(name, _)| name).filter(is_of_package);
+        names.for_each(|name| _ = command.env_remove(name));
+        command.current_dir(&self.root);
+        command
+    }
+
+    /// The same with this compiler.
+    pub fn cargo_with(&self, compiler: Compiler) -> Command {
+        let mut cargo = self.cargo();
+        compiler.set(&mut cargo);
         cargo
     }
 
@@ -94,8 +147,7 @@ impl Repo {
     /// A command of the environment's Python, in the root. What it imports is compiled once and kept in the environment,
     /// even where variables say otherwise: pip leaves compiling to the first import, and the tests start Python often.
     pub fn python(&self) -> Command {
-        let mut python = Command::new(python_of(&self.venv()));
-        python.current_dir(&self.root);
+        let mut python = self.outside_cargo(Command::new(python_of(&self.venv())));
         python.env_remove("PYTHONDONTWRITEBYTECODE").env("PYTHONPYCACHEPREFIX", self.venv().join("pycache"));
         python
     }
@@ -130,16 +182,6 @@ pub fn python_of(venv: &Path) -> PathBuf {
 }
 
 /// The value of `target_directory` in cargo's JSON.
-/// The variables by which cargo tells a program which package it is of. Some build scripts run again when they change, so
-/// that a cargo inside a test and one outside of it would compile the same crates in turns.
-fn of_packages() -> impl Iterator<Item = std::ffi::OsString> {
-    let is_of_package = |name: &std::ffi::OsString| {
-        name.to_str()
-            .is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
-    };
-    std::env::vars_os().map(|(name, _)| name).filter(is_of_package)
-}
-
 fn target_folder(metadata: &str) -> Option<PathBuf> {
     let (_, rest) = metadata.split_once("\"target_directory\":\"")?;
     let mut path = String::new();
@@ -178,6 +220,23 @@ mod tests {
                 "{package} has other features than the workspace: all is compiled twice: {others:?}"
             );
         }
+    }
+
+    #[test]
+    fn nobody_inherits_which_package_this_is() {
+        let repo = Repo::find().unwrap();
+        assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some(), "cargo and cargo xtask test set it");
+        for command in [repo.cargo(), repo.python()] {
+            let removed = |name: &str| command.get_envs().any(|(one, value)| one == name && value.is_none());
+            assert!(removed("CARGO_MANIFEST_DIR"), "{command:?}");
+        }
+    }
+
+    #[test]
+    fn this_program_is_compiled_as_the_checks_are() {
+        let config =
+            std::fs::read_to_string(Repo::find().unwrap().root().join(".cargo/config.toml")).unwrap();
+        assert!(config.contains(&format!("build.rustc-workspace-wrapper='{CLIPPY}'")), "{config}");
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub struct Done {
     /// The CPU time of its processes over all cores, if the system reports it. That of a stage that runs beside others is
     /// part of theirs.
     pub cpu: Option<Duration>,
-    /// Whether it ran beside other stages: its time is not part of the total.
+    /// Whether it ran beside other stages.
     pub beside: bool,
     /// The tests in it.
     pub counts: Counts,
@@ -33,8 +33,8 @@ pub fn children_cpu() -> Option<Duration> {
     (ticks.len() == 2).then(|| Duration::from_millis(ticks.iter().sum::<u64>() * 1000 / TICKS))
 }
 
-/// A table with a row for each stage, including those that were not reached.
-pub fn table(done: &[Done], stages: &[&'static str]) -> String {
+/// A table with a row for each stage, including those that were not reached. `total` is from start to end.
+pub fn table(done: &[Done], stages: &[&'static str], total: Duration) -> String {
     let mut text = format!("\n{:<10}{:<10}{:>10}{:>10}   tests\n", "stage", "result", "time", "cpu");
     let cpu = |time: Option<Duration>| time.map_or_else(String::new, seconds);
     for &stage in stages {
@@ -52,12 +52,12 @@ pub fn table(done: &[Done], stages: &[&'static str]) -> String {
         text.push('\n');
     }
     let used = done.iter().filter(|one| !one.beside).map(|one| one.cpu).sum();
-    text += format!("{:<20}{:>10}{:>10}", "total", seconds(total(done)), cpu(used)).trim_end();
+    text += format!("{:<20}{:>10}{:>10}", "total", seconds(total), cpu(used)).trim_end();
     text
 }
 
 /// The same as JSON.
-pub fn json(done: &[Done], stages: &[&'static str]) -> Value {
+pub fn json(done: &[Done], stages: &[&'static str], total: Duration) -> Value {
     let stage = |&name: &&'static str| match done.iter().find(|one| one.name == name) {
         Some(one) => json!({
             "stage": name,
@@ -67,16 +67,12 @@ pub fn json(done: &[Done], stages: &[&'static str]) -> Value {
             "beside": one.beside,
             "passed": one.counts.passed,
             "failed": one.counts.failed,
-            "skipped": one.counts.skipped,
+            "skipped": one.counts.skipped - one.counts.waiting,
+            "only_with_all": one.counts.waiting,
         }),
         None => json!({ "stage": name, "result": "not run" }),
     };
-    json!({ "seconds": total(done).as_secs_f64(), "stages": stages.iter().map(stage).collect::<Vec<_>>() })
-}
-
-/// The time of the stages that ran one after the other.
-fn total(done: &[Done]) -> Duration {
-    done.iter().filter(|one| !one.beside).map(|one| one.time).sum()
+    json!({ "seconds": total.as_secs_f64(), "stages": stages.iter().map(stage).collect::<Vec<_>>() })
 }
 
 /// `62.0 s`
@@ -89,7 +85,7 @@ mod tests {
     use super::*;
 
     fn done() -> [Done; 3] {
-        let counts = Counts { passed: 5, failed: 1, skipped: 0 };
+        let counts = Counts { passed: 5, failed: 1, ..Counts::default() };
         let time = Duration::from_millis(1500);
         let cpu = Some(Duration::from_secs(100));
         let fine =
@@ -110,12 +106,12 @@ mypy      passed         1.5 s    beside
 test      FAILED        62.0 s   100.0 s   5 passed, 1 failed
 pytest    not run
 total                   63.5 s";
-        assert_eq!(table(&done(), &["fmt", "mypy", "test", "pytest"]), want);
+        assert_eq!(table(&done(), &["fmt", "mypy", "test", "pytest"], Duration::from_millis(63500)), want);
     }
 
     #[test]
     fn json_has_every_stage() {
-        let json = json(&done(), &["fmt", "test", "pytest"]);
+        let json = json(&done(), &["fmt", "test", "pytest"], Duration::from_secs(64));
         assert_eq!(json["stages"][1]["cpu_seconds"], 100.0);
         assert_eq!(json["stages"][1]["failed"], 1);
         assert_eq!(json["stages"][2]["result"], "not run");

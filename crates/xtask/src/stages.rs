@@ -1,16 +1,16 @@
-//! `cargo xtask test`: the stages, cheapest first, their times, and the counts.
+//! `cargo xtask test`: the stages and what they do.
 
 use crate::args::{Args, unknown};
+use crate::compile::{Messages, compile};
 use crate::counts::{Counts, Dialect};
-use crate::process::{captured, output_of, run_counted, shown};
-use crate::repo::{Profile, Repo};
-use crate::report::{self, Done, seconds};
-use crate::{kernels, out, pytest, python, torture};
+use crate::lanes::run_stages;
+use crate::process::{output_of, run_counted, shown};
+use crate::repo::{Compiler, Profile, Repo};
+use crate::{kernels, out, pytest, python, report, rust_tests, torture};
 use anyhow::{Context, Result, bail, ensure};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::mpsc;
 use std::time::Instant;
 
 /// Help of `cargo xtask test`.
@@ -18,28 +18,31 @@ pub const HELP: &str = "\
 Runs all checks, in stages, and stops at the first that fails:
 
   fmt      cargo fmt --check
-  clippy   cargo clippy on all targets, warnings are errors
+  build    all targets, compiled once for all stages and linted by clippy; warnings are errors
   test     unit and integration tests of all crates
-  doctest  the examples in the documentation
-  build    the ironhorse binary and the C library
-  torture  10 training runs of that binary, killed at random moments and resumed (see cargo xtask torture)
+  wheel    the Python package, built and installed into .venv
+  pytest   the Python tests, and that binary against PyTorch
+
+Beside these, from the beginning, as far as they need nothing of them; their output is shown when each has ended:
+
   setup    the packages of the Python environment .venv (see cargo xtask setup)
   ruff     ruff check on the Python code
   ruff-fmt ruff format --check on the Python code
   mypy     type check of the Python package
   kernels  the CUDA kernels compiled for sm_80 and sm_90a (see cargo xtask kernels); needs no GPU
-  wheel    the Python package, built and installed into .venv
-  pytest   the Python tests, and that binary against PyTorch
+  doctest  the examples in the documentation
+  torture  10 training runs of the binary, killed at random moments and resumed (see cargo xtask torture)
 
-The stages setup to mypy run beside those of Rust from the beginning; their output is shown when each has ended. Binary
-and wheel are built like the tests (profile dev, optimised) and for the whole workspace, so that nothing is compiled
+Binary and wheel are built like the tests (profile dev, optimised) and for the whole workspace, so that nothing is compiled
 twice. At the end a table shows the stages with their times; the last line is `N passed, N failed`, with `, N skipped` if
-any were skipped. A stage that fails without counting tests counts as one failure.
+any were skipped and `, N only with --all` if any were left out. A stage that fails without counting tests counts as one
+failure.
 
 Usage: cargo xtask test [--quick | --all] [--no-python] [--stage NAME]... [--json FILE]
 
-  --quick        while editing: the stages up to test, with the unit tests that take seconds, and setup to mypy
-  --all          all kernels for all six architectures, 100 torture runs, binary and wheel in the release profile
+  --quick        while editing: fmt, build and test with unit tests only, and setup to mypy
+  --all          before a release: the tests that take minutes, all kernels for all six architectures, 100 torture runs;
+                 tests compiled by rustc itself, binary and wheel in the release profile
   --no-python    skip setup, ruff, ruff-fmt, mypy, kernels, wheel and pytest
   --stage NAME   run only this stage; may be given several times
   --json FILE    write the table as JSON
@@ -51,7 +54,7 @@ Examples:
 
 /// How much is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Depth {
+pub enum Depth {
     Quick,
     Usual,
     All,
@@ -63,32 +66,48 @@ impl Depth {
         if self == Self::All { Profile::Release } else { Profile::Dev }
     }
 
+    /// What compiles the tests. Before a release they have every check of a debug build.
+    fn compiler(self) -> Compiler {
+        if self == Self::All { Compiler::Rustc } else { Compiler::Clippy }
+    }
+
     fn torture_rounds(self) -> u64 {
         if self == Self::All { 100 } else { 10 }
+    }
+
+    /// The cargo command that compiles the tests: everything, or in the inner loop only unit tests.
+    fn tests(self) -> &'static [&'static str] {
+        match self {
+            Self::Quick => &["test", "--no-run", "--workspace", "--lib", "--bins"],
+            Self::Usual | Self::All => &["build", "--workspace", "--all-targets"],
+        }
     }
 }
 
 /// One stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stage {
-    name: &'static str,
-    python: bool,
+pub struct Stage {
+    pub name: &'static str,
+    pub python: bool,
     /// Whether it is part of `--quick`.
-    quick: bool,
+    pub quick: bool,
     /// Whether it runs beside the others, after those of its kind: one core does that while cargo links or waits.
-    beside: bool,
-    work: Work,
+    pub beside: bool,
+    /// The stages whose results it uses.
+    pub needs: &'static [&'static str],
+    pub work: Work,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Work {
+pub enum Work {
     Setup,
-    Cargo(&'static [&'static str], Dialect),
+    Fmt,
+    Doctest,
     /// A Python module with its arguments.
     Lint(&'static str, &'static [&'static str]),
     Kernels,
-    Tests,
     Build,
+    Tests,
     Torture,
     Wheel,
     Pytest,
@@ -96,43 +115,34 @@ enum Work {
 
 /// The seed of the random moments at which the torture stage kills a run.
 const TORTURE_SEED: u64 = 1;
-const CLIPPY: Work =
-    Work::Cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], Dialect::Silent);
-const DOCTESTS: Work = Work::Cargo(&["test", "--workspace", "--no-fail-fast", "--doc"], Dialect::Cargo);
-/// All tests except the doctests, which are a separate stage; examples are built.
-const TESTS: &[&str] = &["test", "--workspace", "--no-fail-fast", "--tests", "--examples"];
-/// Unit tests only, without those of testkit: comparing the oracle with itself takes minutes.
-const QUICK_TESTS: &[&str] =
-    &["test", "--workspace", "--exclude", "ironhorse-testkit", "--no-fail-fast", "--lib", "--bins"];
 
-const STAGES: [Stage; 13] = [
-    Stage::cargo("fmt", Work::Cargo(&["fmt", "--all", "--check"], Dialect::Silent)).quick(),
-    Stage::cargo("clippy", CLIPPY).quick(),
+pub const STAGES: [Stage; 12] = [
+    Stage::cargo("fmt", Work::Fmt).quick(),
+    Stage::cargo("build", Work::Build).quick(),
     Stage::cargo("test", Work::Tests).quick(),
-    Stage::cargo("doctest", DOCTESTS),
-    Stage::cargo("build", Work::Build),
-    Stage::cargo("torture", Work::Torture),
-    Stage::beside("setup", Work::Setup),
-    Stage::beside("ruff", Work::Lint("ruff", &["check"])),
-    Stage::beside("ruff-fmt", Work::Lint("ruff", &["format", "--check"])),
-    Stage::beside("mypy", Work::Lint("mypy", &[])),
+    Stage::beside("setup", Work::Setup, &[]).quick().of_python(),
+    Stage::beside("ruff", Work::Lint("ruff", &["check"]), &["setup"]).quick().of_python(),
+    Stage::beside("ruff-fmt", Work::Lint("ruff", &["format", "--check"]), &["setup"]).quick().of_python(),
+    Stage::beside("mypy", Work::Lint("mypy", &[]), &["setup"]).quick().of_python(),
     // NVRTC comes with the Python environment.
-    Stage::python("kernels", Work::Kernels),
-    Stage::python("wheel", Work::Wheel),
-    Stage::python("pytest", Work::Pytest),
+    Stage::beside("kernels", Work::Kernels, &["setup"]).of_python(),
+    Stage::beside("doctest", Work::Doctest, &["build"]),
+    Stage::beside("torture", Work::Torture, &["build"]),
+    Stage { needs: &["setup"], ..Stage::cargo("wheel", Work::Wheel).of_python() },
+    Stage { needs: &["setup"], ..Stage::cargo("pytest", Work::Pytest).of_python() },
 ];
 
 impl Stage {
     const fn cargo(name: &'static str, work: Work) -> Self {
-        Self { name, python: false, quick: false, beside: false, work }
+        Self { name, python: false, quick: false, beside: false, needs: &[], work }
     }
 
-    const fn python(name: &'static str, work: Work) -> Self {
-        Self { python: true, ..Self::cargo(name, work) }
+    const fn beside(name: &'static str, work: Work, needs: &'static [&'static str]) -> Self {
+        Self { beside: true, needs, ..Self::cargo(name, work) }
     }
 
-    const fn beside(name: &'static str, work: Work) -> Self {
-        Self { beside: true, quick: true, ..Self::python(name, work) }
+    const fn of_python(self) -> Self {
+        Self { python: true, ..self }
     }
 
     const fn quick(self) -> Self {
@@ -151,11 +161,13 @@ struct Asked {
 /// `cargo xtask test`
 pub fn test(repo: &Repo, args: Args) -> Result<bool> {
     let Asked { stages, depth, no_python, json } = choose(args)?;
+    let start = Instant::now();
     let done = run_stages(repo, &stages, depth);
+    let total = start.elapsed();
     let names: Vec<&'static str> = stages.iter().map(|stage| stage.name).collect();
-    out::line(report::table(&done, &names));
+    out::line(report::table(&done, &names, total));
     if let Some(path) = json {
-        let text = serde_json::to_string_pretty(&report::json(&done, &names))?;
+        let text = serde_json::to_string_pretty(&report::json(&done, &names, total))?;
         std::fs::write(&path, text).with_context(|| format!("{}: cannot write", path.display()))?;
     }
     if no_python {
@@ -167,9 +179,9 @@ pub fn test(repo: &Repo, args: Args) -> Result<bool> {
     if depth == Depth::Quick {
         out::line("\nONLY THE QUICK CHECKS WERE RUN (--quick): run cargo xtask test before a commit");
     }
-    let mut total = Counts::default();
-    done.iter().for_each(|one| total += one.counts);
-    out::line(format!("\n{total}"));
+    let mut counts = Counts::default();
+    done.iter().for_each(|one| counts += one.counts);
+    out::line(format!("\n{counts}"));
     Ok(done.iter().all(|one| one.passed))
 }
 
@@ -207,131 +219,83 @@ fn choose(mut args: Args) -> Result<Asked> {
     Ok(Asked { stages: STAGES.iter().filter(wanted).copied().collect(), depth, no_python, json })
 }
 
-/// Runs the stages until one fails: a thread those that run beside the others, this one the others.
-fn run_stages(repo: &Repo, stages: &[Stage], depth: Depth) -> Vec<Done> {
-    let (beside, in_order): (Vec<Stage>, Vec<Stage>) = stages.iter().partition(|stage| stage.beside);
-    std::thread::scope(|scope| {
-        let (ended, besides) = mpsc::channel();
-        scope.spawn(move || run_beside(repo, &beside, &ended));
-        let mut done: Vec<Done> = Vec::new();
-        for (i, stage) in in_order.iter().enumerate() {
-            // a stage of Python needs what the others install
-            if stage.python {
-                done.extend(besides.iter().map(show));
-            } else {
-                done.extend(besides.try_iter().map(show));
-            }
-            if done.iter().any(|one| !one.passed) {
-                break;
-            }
-            out::bytes(format!("\n==> {}/{} {}: ", i + 1, in_order.len(), stage.name).as_bytes());
-            done.push(run_stage(stage, || run_work(repo, stage.work, depth)));
-        }
-        done.extend(besides.iter().map(show));
-        done
-    })
-}
-
-/// A stage that ran beside others, and what it printed.
-type Ended = (Done, String);
-
-fn run_beside(repo: &Repo, stages: &[Stage], ended: &mpsc::Sender<Ended>) {
-    for stage in stages {
-        let start = Instant::now();
-        let (passed, text) = match beside_command(repo, stage.work) {
-            Ok(mut command) => captured(&mut command)
-                .map(|(passed, text)| (passed, format!("{}\n{text}", shown(&command))))
-                .unwrap_or_else(|error| (false, format!("error: {error:#}\n"))),
-            Err(error) => (false, format!("error: {error:#}\n")),
-        };
-        let mut counts = Counts::default();
-        text.lines().for_each(|line| Dialect::Lint.read(line, &mut counts));
-        counts.failed = counts.failed.max(usize::from(!passed));
-        let done = Done { name: stage.name, passed, time: start.elapsed(), cpu: None, beside: true, counts };
-        if ended.send((done, text)).is_err() || !passed {
-            return;
-        }
-    }
-}
-
-/// The stage as a program of its own, whose output can be kept until it has ended.
-fn beside_command(repo: &Repo, work: Work) -> Result<Command> {
-    match work {
-        Work::Setup => Ok(python::packages_command(repo)),
-        Work::Lint(module, args) => lint(repo, module, args),
-        other => bail!("{other:?} does not run beside others"),
-    }
-}
-
-/// Prints what a stage that ran beside others printed.
-fn show((done, text): Ended) -> Done {
-    let verdict = if done.passed { "passed" } else { "FAILED" };
-    let time = seconds(done.time);
-    out::line(format!("\n==> {}, beside the others: {text}<== {} {verdict} in {time}", done.name, done.name));
-    done
-}
-
-fn run_stage(stage: &Stage, work: impl FnOnce() -> Result<(bool, Counts)>) -> Done {
-    let (start, cpu) = (Instant::now(), report::children_cpu());
-    let (passed, mut counts) = work().unwrap_or_else(|error| {
-        out::line(format!("error: {error:#}"));
-        (false, Counts::default())
-    });
-    if !passed && counts.failed == 0 {
-        counts.failed = 1; // it did not compile or crashed: the last line must not say 0 failed
-    }
-    let time = start.elapsed();
-    let verdict = if passed { "passed" } else { "FAILED" };
-    out::line(format!("<== {} {verdict} in {}", stage.name, seconds(time)));
-    let cpu = report::children_cpu().zip(cpu).map(|(after, before)| after.saturating_sub(before));
-    Done { name: stage.name, passed, time, cpu, beside: false, counts }
-}
-
 /// Prints what the stage does and runs it; returns whether all passed, and the counts.
-fn run_work(repo: &Repo, work: Work, depth: Depth) -> Result<(bool, Counts)> {
-    let counted = |mut command: Command, dialect| {
-        out::line(shown(&command));
-        run_counted(&mut command, dialect)
-    };
-    let cargo = |args: &[&str]| {
-        let mut command = repo.cargo();
-        command.args(args);
-        command
-    };
-    let profile = depth.profile();
+pub fn run_work(repo: &Repo, work: Work, depth: Depth) -> Result<(bool, Counts)> {
     match work {
-        Work::Setup | Work::Lint(..) => counted(beside_command(repo, work)?, Dialect::Lint),
-        Work::Cargo(args, dialect) => counted(cargo(args), dialect),
+        Work::Build => build(repo, depth).map(|passed| (passed, Counts::default())),
         Work::Tests => {
-            counted(cargo(if depth == Depth::Quick { QUICK_TESTS } else { TESTS }), Dialect::Cargo)
+            let (compiler, args) = (depth.compiler(), depth.tests());
+            let (compiled, Messages { programs, .. }) = compile(repo, compiler, args)?;
+            ensure!(compiled, "the tests do not compile without warnings (the messages are above)");
+            out::line(format!("{} programs, {} at a time", programs.len(), crate::jobs::at_a_time()));
+            Ok(rust_tests::run(&programs, compiler, depth == Depth::All))
         }
-        Work::Build => {
-            counted(cargo(&["build", "--workspace", "--profile", profile.name()]), Dialect::Silent)
+        Work::Wheel => {
+            out::line(format!("pip install . (profile {})", depth.profile().name()));
+            python::wheel(repo, depth.profile(), depth.compiler()).map(|()| (true, Counts::default()))
+        }
+        Work::Pytest => {
+            out::line("pytest python/tests, in pieces");
+            pytest::run(repo, &built(repo, depth.profile())?, depth == Depth::All)
         }
         Work::Kernels if cfg!(target_os = "macos") => {
             out::line("skipped: NVRTC does not exist for this system");
             Ok((true, Counts { skipped: 1, ..Counts::default() }))
         }
+        _ => {
+            let (mut command, dialect) = command(repo, work, depth)?;
+            out::line(shown(&command));
+            run_counted(&mut command, dialect)
+        }
+    }
+}
+
+/// The stage as one program, whose output can be kept until it has ended.
+pub fn command(repo: &Repo, work: Work, depth: Depth) -> Result<(Command, Dialect)> {
+    match work {
+        Work::Setup => Ok((python::packages_command(repo), Dialect::Lint)),
+        Work::Lint(module, args) => Ok((lint(repo, module, args)?, Dialect::Lint)),
+        Work::Fmt => {
+            let mut cargo = repo.cargo();
+            cargo.args(["fmt", "--all", "--check"]);
+            Ok((cargo, Dialect::Silent))
+        }
+        Work::Doctest => {
+            let mut cargo = repo.cargo_with(depth.compiler());
+            cargo.args(["test", "--workspace", "--no-fail-fast", "--doc"]);
+            Ok((cargo, Dialect::Cargo))
+        }
         Work::Kernels => {
             let mut command = kernels::command(repo)?;
             command.args((depth == Depth::All).then_some("--all"));
-            counted(command, Dialect::Kernels)
+            Ok((command, Dialect::Kernels))
         }
         Work::Torture => {
             let flags = ["--device=cpu".to_owned()];
-            let command =
-                torture::command(&built(repo, profile)?, depth.torture_rounds(), TORTURE_SEED, &flags);
-            counted(command, Dialect::Torture)
+            let binary = built(repo, depth.profile())?;
+            Ok((torture::command(&binary, depth.torture_rounds(), TORTURE_SEED, &flags), Dialect::Torture))
         }
-        Work::Wheel => {
-            out::line(format!("pip install . (profile {})", profile.name()));
-            python::wheel(repo, profile).map(|()| (true, Counts::default()))
-        }
-        Work::Pytest => {
-            out::line("pytest python/tests, in pieces");
-            pytest::run(repo, &built(repo, profile)?)
-        }
+        other => bail!("{other:?} is not one program"),
     }
+}
+
+/// Compiles what the other stages run.
+fn build(repo: &Repo, depth: Depth) -> Result<bool> {
+    let compiled = |compiler: Compiler, args: &[&str]| {
+        out::line(format!("cargo {} ({compiler})", args.join(" ")));
+        compile(repo, compiler, args).map(|(passed, messages)| {
+            if !messages.faults.is_empty() {
+                out::line(format!("{} warnings and errors: each fails the run", messages.faults.len()));
+            }
+            passed
+        })
+    };
+    if depth != Depth::All {
+        return compiled(depth.compiler(), depth.tests());
+    }
+    Ok(compiled(Compiler::Clippy, &["check", "--workspace", "--all-targets"])?
+        && compiled(depth.compiler(), depth.tests())?
+        && compiled(depth.compiler(), &["build", "--workspace", "--release"])?)
 }
 
 /// The binary of the stage `build`.
@@ -366,13 +330,13 @@ mod tests {
     #[test]
     fn stages_are_chosen_in_their_order() {
         let all = [
-            "fmt", "clippy", "test", "doctest", "build", "torture", "setup", "ruff", "ruff-fmt", "mypy",
-            "kernels", "wheel", "pytest",
+            "fmt", "build", "test", "setup", "ruff", "ruff-fmt", "mypy", "kernels", "doctest", "torture",
+            "wheel", "pytest",
         ];
         assert_eq!(chosen("").unwrap(), all);
         assert_eq!(chosen("--all").unwrap(), all);
-        assert_eq!(chosen("--no-python").unwrap(), ["fmt", "clippy", "test", "doctest", "build", "torture"]);
-        let quick = ["fmt", "clippy", "test", "setup", "ruff", "ruff-fmt", "mypy"];
+        assert_eq!(chosen("--no-python").unwrap(), ["fmt", "build", "test", "doctest", "torture"]);
+        let quick = ["fmt", "build", "test", "setup", "ruff", "ruff-fmt", "mypy"];
         assert_eq!(chosen("--quick --json x").unwrap(), quick);
         assert_eq!(chosen("--stage pytest --stage fmt").unwrap(), ["fmt", "pytest"]);
         assert!(all.iter().all(|name| HELP.contains(&format!("\n  {name} "))), "the help lists every stage");
@@ -380,8 +344,10 @@ mod tests {
 
     #[test]
     fn only_everything_is_built_as_released() {
-        assert_eq!([Depth::Quick, Depth::Usual].map(Depth::profile), [Profile::Dev; 2]);
-        assert_eq!(Depth::All.profile(), Profile::Release);
+        for depth in [Depth::Quick, Depth::Usual] {
+            assert_eq!((depth.profile(), depth.compiler()), (Profile::Dev, Compiler::Clippy));
+        }
+        assert_eq!((Depth::All.profile(), Depth::All.compiler()), (Profile::Release, Compiler::Rustc));
         for depth in [Depth::Usual, Depth::All] {
             let named = format!("{} t", depth.torture_rounds());
             assert!(HELP.contains(&named), "the help says {named}");
@@ -391,7 +357,7 @@ mod tests {
     #[test]
     fn wrong_flags_are_refused() {
         for (text, want) in [
-            ("--stage lint", "unknown stage 'lint'; expected one of fmt, clippy,"),
+            ("--stage lint", "unknown stage 'lint'; expected one of fmt, build,"),
             ("--stage", "--stage needs a value"),
             ("--fast", "unknown argument '--fast'"),
             ("--quick --all", "--quick and --all exclude each other"),
