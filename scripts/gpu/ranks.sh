@@ -19,11 +19,12 @@ stage_ranks() {
     wait
 }
 
-# A model trained by worlds of 1, 2 and 4 with every way to divide it.
+# A model trained by worlds of 1, 2 and 4 with every way to divide it, in buckets small enough that there are some beside the backward; and
+# by four as two machines of two, which add up among themselves first.
 worlds() {
     local name=$1 world shard
     local line="train --model $2 --device ${IRONHORSE_DEVICE:-cuda} --batch 4 --seq 64 --accumulate 8 --steps 20 --warmup 0"
-    line+=" --schedule constant --val-every 10 --val-batches 4 --sample-tokens 0 --save-every 10 --keep 0 $3"
+    line+=" --schedule constant --val-every 10 --val-batches 4 --sample-tokens 0 --save-every 10 --keep 0 --bucket 4MiB $3"
     for world in 1 2 4; do
         for shard in none state grads; do
             [[ $world == 1 && $shard != none ]] && continue
@@ -32,6 +33,8 @@ worlds() {
             attempt "ranks-$name-$world-$shard" 120 "$ironhorse" $line --ranks $world --shard $shard --out "$work/ranks-$name-$world-$shard"
         done
     done
+    # shellcheck disable=SC2086  # flags
+    attempt "ranks-$name-4-machines" 120 "$ironhorse" $line --ranks 4 --local-ranks 2 --out "$work/ranks-$name-4-machines"
     attempt "ranks-$name-same" 30 bash -c 'same_ranks "$@"' _ "$name"
 }
 

@@ -367,7 +367,7 @@ finish() {
     touch "$work/parts.tsv"
     "$python" "$here/summary.py" "$work" "$out" "$(($(date +%s) - began))"
     local status=$?
-    tar -czf "$out/logs.tar.gz" -C "$work" . && rm -rf "$work"
+    tar -czf "$out/logs.tar.gz" --exclude=checkpoints -C "$work" . && rm -rf "$work"
     exit $status
 }
 trap finish EXIT

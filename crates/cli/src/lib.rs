@@ -160,7 +160,7 @@ fn run(command: Command, line: &[OsString]) -> anyhow::Result<Outcome> {
         Command::Compare(args) => commands::compare::run(&args),
         Command::Verify(args) => commands::verify::run(&args, line),
         Command::Bench(args) => commands::bench::run(&args),
-        Command::Profile(args) => commands::profile::run(&args),
+        Command::Profile(args) => commands::profile::run(&args, line),
         Command::Plan(args) => commands::plan::run(&args),
         Command::Convert(args) => commands::convert::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args, line),

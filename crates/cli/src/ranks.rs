@@ -5,6 +5,7 @@ use crate::hardware::{COMMIT, VERSION};
 use crate::{Outcome, out};
 use anyhow::{Context, Result};
 use ironhorse::Device;
+use ironhorse::core::ranks::PIECE_ELEMENTS;
 use ironhorse_ranks::{Environment, Meeting, TcpRanks};
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -76,6 +77,11 @@ pub fn meet(
     different.dedup();
     out::note(format_args!("{} ranks on {} by {}", hosts.len(), join(&different), environment.by));
     Ok(Arc::new(ranks))
+}
+
+/// The pieces of a bucket of so many bytes of f32 gradients.
+pub fn pieces_of(bucket: u64) -> usize {
+    (bucket as usize / (PIECE_ELEMENTS * size_of::<f32>())).max(1)
 }
 
 /// What a rank has of its machine: the GPU of its number, unless all are to share one, and its share of the cores.

@@ -20,6 +20,8 @@ pub struct Builder {
     cache_end: usize,
     io_end: usize,
     activations: Vec<Slot>,
+    /// Activations that are in use before the first op of the list that writes them, each with the op it is in use from.
+    early: Vec<(usize, usize)>,
     kept_ops: usize,
     section: Section,
     sharded: bool,
@@ -45,6 +47,7 @@ impl Builder {
             cache_end: 0,
             io_end: 0,
             activations: Vec::new(),
+            early: Vec::new(),
             kept_ops: 0,
             section: Section::Forward,
             sharded: false,
@@ -189,6 +192,13 @@ impl Builder {
         slot
     }
 
+    /// A temporary buffer for ops that an engine may run beside others ([`Engine::run_beside`](crate::Engine::run_beside)): nothing
+    /// from op `since` on shares its memory, until the op that last uses it.
+    pub fn activation_since(&mut self, since: usize, shape: impl Into<Shape>, dtype: DType) -> Slot {
+        self.early.push((self.activations.len(), since));
+        self.activation(shape, dtype)
+    }
+
     /// Keeps the memory of an activation for this many ops after its last use, so that an engine can compute an op together
     /// with the ones after it without overwriting what it reads.
     pub fn keep_activations(&mut self, ops: usize) {
@@ -314,6 +324,11 @@ impl Builder {
                         *empty = Some(Lifetime { bytes: self.activations[at].bytes(), first: i, last: i })
                     }
                 }
+            }
+        }
+        for &(at, since) in &self.early {
+            if let Some(lifetime) = &mut seen[at] {
+                lifetime.first = lifetime.first.min(since);
             }
         }
         let kept = |life: Lifetime| Lifetime { last: life.last + self.kept_ops, ..life };

@@ -1,6 +1,7 @@
 //! The [`Engine`] trait, which runs programs.
 
 use crate::op::IGNORED;
+use crate::ranks::{Turn, turns};
 use crate::{
     Communicator, DType, DeviceDescription, Error, HostMemory, HostSlice, HostSliceMut, Layout, Limit,
     Limits, MakeHostMemory, MemoryUse, Program, Result, Section, Slot, bf16_to_f32, check_host_bytes,
@@ -164,6 +165,22 @@ pub trait Engine: Send {
     /// Runs the ops of this index range. May return before they are done; reads wait for them.
     fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()>;
 
+    /// Runs `ops`, and then the ops of `beside`, as far as results can tell. An engine may begin each op of `beside` as soon as
+    /// no op of `ops` that is still to come uses the same memory ([`turns`](crate::ranks::turns)), while others of `ops` run:
+    /// what ranks exchange goes on beside the backward. Every engine gives them to the device in that order.
+    fn run_beside(
+        &mut self,
+        program: &Program,
+        ops: Range<usize>,
+        beside: &[Range<usize>],
+        scalars: &Scalars,
+    ) -> Result<()> {
+        let order = turns(program.nodes(), ops, beside);
+        let neighbours = order.chunk_by(|a, b| a.op + 1 == b.op);
+        let ranges = neighbours.filter_map(|chunk| Some(chunk.first()?.op..chunk.last()?.op + 1));
+        ranges.into_iter().try_for_each(|range| self.run(program, range, scalars))
+    }
+
     /// Waits until everything asked for is done, and reports what went wrong in it.
     fn synchronize(&mut self) -> Result<()>;
 
@@ -211,7 +228,7 @@ pub trait Engine: Send {
         Ok(None)
     }
 
-    /// Runs the ops of this index range without replaying a recorded graph, times each kernel by itself and appends to
+    /// Runs ops as [`Engine::run_beside`] does, without replaying a recorded graph, times each kernel by itself and appends to
     /// `record`. Waits until all of them are done.
     ///
     /// The gaps between kernels differ from those of a normal run: measure the duration of a step with [`Engine::run`].
@@ -219,11 +236,12 @@ pub trait Engine: Send {
         &mut self,
         program: &Program,
         ops: Range<usize>,
+        beside: &[Range<usize>],
         scalars: &Scalars,
         record: &mut Vec<Timed>,
     ) -> Result<()> {
         let start = Instant::now();
-        for op in ops {
+        for Turn { op, .. } in turns(program.nodes(), ops, beside) {
             let begun = start.elapsed();
             self.run(program, op..op + 1, scalars)?;
             self.synchronize()?;

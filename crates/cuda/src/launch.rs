@@ -35,6 +35,11 @@ pub(crate) enum Work {
 /// A library call that was prepared for fixed addresses; it may be captured into a graph.
 pub(crate) trait LibraryCall {
     fn enqueue(&self, stream: &Stream) -> Result<()>;
+
+    /// Whether it is for the stream of what ranks exchange, whichever op asks for it: all ranks must make such calls in one order.
+    fn exchanges(&self) -> bool {
+        false
+    }
 }
 
 /// One of our kernels with its arguments.
@@ -47,6 +52,18 @@ pub(crate) struct KernelLaunch {
 }
 
 impl Launch {
+    /// Whether it is for the stream of what ranks exchange.
+    pub fn exchanges(&self) -> bool {
+        matches!(&self.work, Work::Call(call) if call.exchanges())
+    }
+
+    /// It begins only when everything ahead of it has ended.
+    pub fn unchain(&mut self) {
+        if let Work::Kernel(kernel) = &mut self.work {
+            kernel.chained = false;
+        }
+    }
+
     /// Puts it on the stream.
     pub fn enqueue(&mut self, stream: &Stream) -> Result<()> {
         match &mut self.work {

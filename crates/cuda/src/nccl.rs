@@ -14,6 +14,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How often the watching thread looks.
@@ -35,6 +36,7 @@ pub(crate) struct Nccl {
     device: &'static Device,
     aborted: AtomicBool,
     done: AtomicBool,
+    watcher: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// NCCL's communicator on its way from the thread that made it.
@@ -84,12 +86,14 @@ impl Nccl {
         let library = Arc::new(library);
         let Made(raw) = Self::meet(&library, id, with.as_ref(), device)?;
         tracing::info!("NCCL {said} from {}", library.path().display());
-        let (calls, marks) = (Mutex::new(()), Mutex::default());
+        let (calls, marks, watcher) = (Mutex::new(()), Mutex::default(), Mutex::new(None));
         let (aborted, done) = (AtomicBool::new(false), AtomicBool::new(false));
-        let nccl = Arc::new(Self { library, raw, with, calls, marks, device, aborted, done });
+        let nccl = Arc::new(Self { library, raw, with, calls, marks, device, aborted, done, watcher });
         let watched = nccl.clone();
         let spawned = std::thread::Builder::new().name("nccl".into()).spawn(move || watched.watch());
-        spawned.map_err(|error| Error::Unsupported(format!("cannot start a thread: {error}")))?;
+        let thread =
+            spawned.map_err(|error| Error::Unsupported(format!("cannot start a thread: {error}")))?;
+        *lock(&nccl.watcher) = Some(thread);
         Ok(nccl)
     }
 
@@ -138,7 +142,7 @@ impl Nccl {
                 return self.abort();
             }
             self.look_at_marks();
-            std::thread::sleep(LOOK);
+            std::thread::park_timeout(LOOK);
         }
     }
 
@@ -186,9 +190,20 @@ impl Nccl {
         self.with.failure().map_or(Ok(()), |error| Err(error.into()))
     }
 
+    /// Ends the thread that watches, which has the ranks' communicator too: that says goodbye to the others only once nobody has it.
+    /// Gives whether the thread has aborted NCCL; from now on it does not.
+    pub fn stop_watching(&self) -> bool {
+        self.done.store(true, Ordering::Relaxed);
+        let watcher = lock(&self.watcher).take();
+        if let Some(watcher) = watcher {
+            watcher.thread().unpark();
+            let _ = watcher.join();
+        }
+        self.aborted.load(Ordering::Relaxed)
+    }
+
     /// The engine has ended.
     pub fn leave(&self) {
-        self.done.store(true, Ordering::Relaxed);
         lock(&self.marks).clear();
         if !self.aborted.swap(true, Ordering::Relaxed) {
             // SAFETY: nothing is under way: the engine's stream is done.
@@ -255,6 +270,10 @@ pub(crate) struct Transfers {
 }
 
 impl LibraryCall for Transfers {
+    fn exchanges(&self) -> bool {
+        true
+    }
+
     fn enqueue(&self, stream: &Stream) -> Result<()> {
         let _call = lock(&self.nccl.calls);
         self.nccl.check()?;

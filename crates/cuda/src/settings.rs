@@ -29,12 +29,15 @@ pub struct Settings {
     pub attention: Attention,
     /// Replay sections as CUDA graphs.
     pub graphs: bool,
+    /// What ranks exchange goes on beside what they compute.
+    pub overlap: bool,
     /// Where compiled kernels and chosen algorithms are kept; `None` means the user's cache folder.
     pub cache: Option<PathBuf>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { device: 0, tf32: false, fast: false, attention: Attention::Auto, graphs: true, cache: None }
+        let attention = Attention::Auto;
+        Self { device: 0, tf32: false, fast: false, attention, graphs: true, overlap: true, cache: None }
     }
 }

@@ -4,7 +4,9 @@ use crate::Result;
 use crate::generate::sample::Sampler;
 use crate::generate::{Request, generate};
 use crate::session::{Batch, PendingUpdate, Session};
-use ironhorse_core::{Program, Scalars, Section, Timed};
+use ironhorse_core::op::Op;
+use ironhorse_core::{Program, Scalars, Timed};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// How often to run.
@@ -16,7 +18,7 @@ pub struct Repeat {
     pub steps: usize,
     /// How long to time, at least: a device slows down once it is warm.
     pub time: Duration,
-    /// Micro-steps of a step, each of the whole batch.
+    /// Micro-steps of a step of one rank, each of the whole batch.
     pub accumulate: u32,
 }
 
@@ -64,9 +66,10 @@ pub fn time_steps(
     while asked < repeat.warmup + repeat.steps || clock.timed < repeat.time {
         asked += 1;
         let scalars = Scalars { step: asked as u32, ..*scalars }.counting(batch.y);
-        let scalars = Scalars { loss_scale: scalars.loss_scale / repeat.accumulate as f32, ..scalars };
-        for micro_step in 0..repeat.accumulate {
-            session.step(batch, &Scalars { micro_step, ..scalars })?;
+        let micro_steps = repeat.accumulate as usize * session.place().world;
+        let scalars = Scalars { loss_scale: scalars.loss_scale / micro_steps as f32, ..scalars };
+        for micro_step in session.begin_step(micro_steps) {
+            session.step(batch, &Scalars { micro_step: micro_step as u32, ..scalars })?;
         }
         let pending = session.start_update(&scalars)?;
         if pending.is_ready() {
@@ -167,6 +170,21 @@ impl Recording {
         (total(&self.timeline), end - start)
     }
 
+    /// The time of what ranks exchange in the recorded timeline, in ns, and how much of it is hidden: something else is computed at
+    /// the same time.
+    pub fn exchanged_and_hidden(&self, program: &Program) -> (u64, u64) {
+        let exchanges = |timed: &&Timed| {
+            let op = program.nodes().get(timed.op).map(|node| &node.op);
+            matches!(op, Some(Op::Exchange(_) | Op::AllGather(_)))
+        };
+        let span = |timed: &Timed| timed.start_ns..timed.start_ns + timed.ns;
+        let exchanged = union(self.timeline.iter().filter(exchanges).map(span).collect());
+        let computed = union(self.timeline.iter().filter(|timed| !exchanges(timed)).map(span).collect());
+        let common = |a: &Range<u64>, b: &Range<u64>| b.end.min(a.end).saturating_sub(b.start.max(a.start));
+        let hidden = exchanged.iter().flat_map(|a| computed.iter().map(move |b| common(a, b))).sum();
+        (exchanged.iter().map(|span| span.end - span.start).sum(), hidden)
+    }
+
     /// Median time of each of the program's first `ops` ops, in ns.
     pub fn op_ns(&self, ops: usize) -> Vec<u64> {
         let mut times = vec![0; ops];
@@ -186,15 +204,10 @@ pub fn profile_steps(
     scalars: &Scalars,
     [warmup, steps]: [usize; 2],
 ) -> Result<Recording> {
-    let program: Program = session.train_program()?.clone();
-    let ops = program.range(Section::Update).end;
     let mut records = Vec::with_capacity(steps);
     for step in 0..warmup + steps {
         let scalars = Scalars { step: step as u32 + 1, ..*scalars }.counting(batch.y);
-        batch.write(session.engine(), &program)?;
-        session.engine().synchronize()?;
-        let mut record = Vec::new();
-        session.engine().profile(&program, 0..ops, &scalars, &mut record)?;
+        let record = session.record_step(batch, &scalars)?;
         if step >= warmup {
             records.push(record);
         }
@@ -222,6 +235,19 @@ fn summarise(mut records: Vec<Vec<Timed>>) -> Recording {
     Recording { kernels, timeline }
 }
 
+/// Spans of time, those that meet joined.
+fn union(mut spans: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    spans.sort_by_key(|span| span.start);
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for span in spans {
+        match joined.last_mut() {
+            Some(last) if span.start <= last.end => last.end = last.end.max(span.end),
+            _ => joined.push(span),
+        }
+    }
+    joined
+}
+
 fn total(record: &[Timed]) -> u64 {
     record.iter().map(|timed| timed.ns).sum()
 }
@@ -238,6 +264,22 @@ fn median(times: &[Duration]) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ironhorse_core::op::{AllGather, Fill};
+    use ironhorse_core::{Builder, DType, Place, Slices};
+
+    /// Two exchanges, of which one half goes on beside two kernels that overlap.
+    #[test]
+    fn an_exchange_is_hidden_while_something_is_computed() {
+        let mut b = Builder::new();
+        let out = b.io("out", [8], DType::F32);
+        b.push(Fill { out, value: 1.0 }).unwrap();
+        b.push(AllGather { data: out, slices: Slices::new(Place { rank: 0, world: 2 }) }).unwrap();
+        let program = b.finish().unwrap();
+        let timed = |op, start_ns, ns| Timed { op, name: String::new(), start_ns, ns };
+        let timeline = vec![timed(0, 0, 60), timed(0, 50, 50), timed(1, 20, 160), timed(1, 300, 20)];
+        let recording = Recording { timeline, ..Recording::default() };
+        assert_eq!(recording.exchanged_and_hidden(&program), (180, 80));
+    }
 
     #[test]
     fn the_median_is_in_the_middle() {

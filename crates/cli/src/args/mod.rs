@@ -94,13 +94,17 @@ pub struct CudaArgs {
     /// GPU: launch kernels one by one instead of replaying CUDA graphs
     #[arg(long)]
     no_graphs: bool,
+    /// Several GPUs: exchange gradients on the stream of the backward, not beside it
+    #[arg(long)]
+    #[serde(skip)]
+    no_overlap: bool,
 }
 
 impl CudaArgs {
     /// As the engine takes them.
     pub fn settings(self, tf32: bool) -> Settings {
-        let (attention, graphs) = (self.attention.into(), !self.no_graphs);
-        Settings { tf32, fast: self.fast, attention, graphs, ..Settings::default() }
+        let (attention, graphs, overlap) = (self.attention.into(), !self.no_graphs, !self.no_overlap);
+        Settings { tf32, fast: self.fast, attention, graphs, overlap, ..Settings::default() }
     }
 }
 

@@ -31,6 +31,15 @@ pub struct RankArgs {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = number::duration)]
     #[serde(skip)]
     pub rank_timeout: Duration,
+    /// Processes of a machine, whose links are the fastest: they add up gradients before these leave it [default: those with the
+    /// same host name]
+    #[arg(long, value_name = "N", value_parser = number::count::<usize>)]
+    #[serde(skip)]
+    pub local_ranks: Option<usize>,
+    /// Gradients that are exchanged at a time, beside the backward: at least 256 KiB for each process
+    #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = number::bytes)]
+    #[serde(skip)]
+    pub bucket: u64,
 }
 
 flag_values! {

@@ -1,10 +1,11 @@
 //! `ironhorse profile`
 
 mod group;
+mod ranks;
 mod trace;
 
-use super::workload::{Utilization, Workload, flops_before, limits_after, memory_map};
-use crate::args::{Dtype, FlagValue, StateArgs, heading, json_help};
+use super::workload::{Inputs, Utilization, Workload, flops_before, limits_after, memory_map};
+use crate::args::{Dtype, FlagValue, ShardArg, StateArgs, heading, json_help};
 use crate::hardware::{MadeBy, human_bytes};
 use crate::{Outcome, number, out};
 use anyhow::Result;
@@ -13,8 +14,11 @@ use group::{Group, Style, groups, idle, of_kernels, of_ops, table};
 use ironhorse::core::{EngineExt, Limits, Program, Section};
 use ironhorse::train::bench::{Recording, profile_steps, time_steps};
 use ironhorse::train::picture::{Bar, Bars, bars_svg};
+use ironhorse::train::session::Session;
+use ranks::Exchanged;
 use serde::Serialize;
 use serde_json::{Map, Value};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// Times each op and kernel of a training step and shows where the time goes, compared with the limits of the device
@@ -22,11 +26,19 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "Examples:\n  ironhorse profile --model d12 --batch 4 --seq 64\n  \
                         ironhorse profile --model d12 --seq 1024 --batch 1 --json profile.json\n  \
                         ironhorse profile --model d12 --svg profile.svg\n  \
-                        ironhorse profile --device cuda --batch 64 --seq 1024 --trace step.json\n\n\
+                        ironhorse profile --device cuda --batch 64 --seq 1024 --trace step.json\n  \
+                        ironhorse profile --model d12 --batch 4 --seq 64 --ranks 2\n\n\
                         Open the trace at ui.perfetto.dev.")]
 pub struct ProfileArgs {
     #[command(flatten)]
     work: Workload,
+    /// N processes make the steps together, a micro-step each: shows what they exchange, and how much of it is hidden behind the
+    /// backward. On the CPU, or all on the GPU of --device
+    #[arg(long, help_heading = heading::RANKS, value_name = "N", value_parser = number::count::<usize>)]
+    ranks: Option<usize>,
+    /// What each process of --ranks keeps, as `train --shard` [default: state; none with --optimizer muon]
+    #[arg(long, help_heading = heading::RANKS, value_enum)]
+    shard: Option<ShardArg>,
     /// Rows of each table
     #[arg(long, help_heading = heading::OUTPUT, default_value_t = 30, value_name = "N", value_parser = number::count::<usize>)]
     top: usize,
@@ -84,6 +96,7 @@ struct ProfileReport {
     top_kernel: Option<String>,
     top_kernel_share: f64,
     busy: Option<Busy>,
+    exchanged: Option<Exchanged>,
     memory_use: Map<String, Value>,
     by_kernel: Vec<Group>,
     by_kind: Vec<Group>,
@@ -94,13 +107,21 @@ struct ProfileReport {
     made_by: MadeBy,
 }
 
-pub fn run(args: &ProfileArgs) -> Result<Outcome> {
+pub fn run(args: &ProfileArgs, line: &[OsString]) -> Result<Outcome> {
     out::check_json(args.json.as_deref())?;
     out::check_file(args.trace.as_deref())?;
     out::check_file(args.svg.as_deref())?;
+    if let Some(outcome) = ranks::run(args, line)? {
+        return Ok(outcome);
+    }
+    let (session, inputs) = args.work.prepare(1)?;
+    report(args, session, &inputs)
+}
+
+/// Runs the steps and tells about them.
+fn report(args: &ProfileArgs, mut session: Session, inputs: &Inputs) -> Result<Outcome> {
     let work = &args.work;
-    let dtype = work.element()?;
-    let (mut session, inputs) = work.prepare(1)?;
+    let (dtype, place) = (work.element()?, session.place());
     let before = flops_before(session.engine(), dtype)?;
     let gpu = session.engine().device().product.clone();
     // Normal steps first: a profiler, once attached, slows them down.
@@ -127,13 +148,14 @@ pub fn run(args: &ProfileArgs) -> Result<Outcome> {
         batch: work.batch,
         seq: work.seq,
         ms,
-        tokens_per_s: inputs.tokens() as f64 / ms * 1e3,
+        tokens_per_s: (place.world * inputs.tokens()) as f64 / ms * 1e3,
         gflops_possible: limits.flops_per_s / 1e9,
         gb_per_s_possible: limits.bytes_per_s / 1e9,
         utilization: Utilization::new(model_flops / (ms / 1e3), datasheet, &limits),
         top_kernel: top.map(|group| group.name.clone()),
         top_kernel_share: top.map_or(0.0, |group| group.share),
         busy: gpu.is_some().then(|| figures.busy()),
+        exchanged: Exchanged::new(place, &recording, program),
         memory_use: memory_map(&memory),
         by_kind: figures.by(|op| program.nodes()[op].op.name().to_owned()),
         by_section: figures.by(|op| program.nodes()[op].section.name().to_owned()),
@@ -143,6 +165,9 @@ pub fn run(args: &ProfileArgs) -> Result<Outcome> {
         by_kernel,
         made_by: MadeBy::detect(),
     };
+    if !place.leads() {
+        return Ok(Outcome::Done);
+    }
     print(&report, work, args.top)?;
     if let Some(path) = &args.trace {
         write_trace(path, &report, program, &recording)?;
@@ -310,6 +335,9 @@ fn print(report: &ProfileReport, work: &Workload, top: usize) -> Result<()> {
                 report.gb_per_s_possible
             ))?;
         }
+    }
+    if let Some(exchanged) = &report.exchanged {
+        out::line(exchanged.text() + "\n")?;
     }
     if report.gpu.is_some() {
         table("kernel", &report.by_kernel, style)?;

@@ -17,7 +17,7 @@ use ironhorse::train::format::debug_state::DebugState;
 use ironhorse::train::format::safetensors::SafeTensors;
 use ironhorse::train::format::shards::check_tokens;
 use ironhorse::train::format::{Kind, sniff};
-use ironhorse::train::model::ModelConfig;
+use ironhorse::train::model::{ModelConfig, Sums};
 use ironhorse::train::session::{Session, SessionSpec};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -80,6 +80,16 @@ pub struct Workload {
 impl Workload {
     /// The model on the engine, with weights, for steps of so many micro-steps, and a batch.
     pub fn prepare(&self, accumulate: u32) -> Result<(Session, Inputs)> {
+        self.prepare_on(self.engine.engine()?, accumulate, None)
+    }
+
+    /// The same on this engine, of a rank that shares the micro-steps with others.
+    pub fn prepare_on(
+        &self,
+        engine: Box<dyn Engine>,
+        accumulate: u32,
+        sums: Option<Sums>,
+    ) -> Result<(Session, Inputs)> {
         let choice = ModelChoice::parse(&self.model)?;
         let spec = SessionSpec {
             lora: self.adapters.lora(&choice.config())?,
@@ -88,9 +98,10 @@ impl Workload {
             dropout: number::drop_rate(self.dropout)?,
             packed: self.documents.is_some(),
             precision: self.state.precision(self.engine.dtype()?, accumulate)?,
+            sums,
             ..SessionSpec::default()
         };
-        let session = session_of(choice, self.engine.engine()?, &spec, self.seed)?;
+        let session = session_of(choice, engine, &spec, self.seed)?;
         let inputs = match &self.data {
             Some(path) => Inputs::plain(self.tokens(path, session.config())?),
             // `check_memory` has counted them

@@ -300,3 +300,17 @@ fn killed_at_random_the_run_goes_on_with_another_world() {
     let done = place.does("resume-check --torture 2 --ranks 2 --steps 12");
     assert!(done.text().contains("2 passed, 0 failed"), "{}", done.text());
 }
+
+/// Ranks of two machines, as far as they know, and buckets that are exchanged beside the backward.
+#[test]
+fn machines_that_add_up_first_train_the_same_run() {
+    let place = Place::new();
+    place.does(&format!("train {TINY} --steps 4 --out one"));
+    for shard in ["none", "state", "grads"] {
+        let run = format!("two-machines-{shard}");
+        place.does(&format!(
+            "train {TINY} --steps 4 --ranks 4 --local-ranks 2 --bucket 256KiB --shard {shard} --out {run}"
+        ));
+        assert_equal(&place.path("one"), &place.path(&run), 4);
+    }
+}

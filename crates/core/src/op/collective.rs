@@ -5,12 +5,16 @@
 
 use super::numerics::{Arithmetic, Numerics};
 use super::spec::{named, op};
+use crate::ranks::Among;
 use crate::{Place, Slices, Slot, SumTree};
 
 op! {
     /// Sends the sums of micro-steps that this rank has, and receives those of the others: a row for each node of
     /// [`SumTree::rows`]. A rank may have several nodes; this op exchanges one of each rank, the number `round` of those that it
     /// has. Divided, rank j gets only its part of them ([`Slices::part_of`]); else every rank gets all.
+    ///
+    /// Among some of the ranks only, everything is as if there were no others: rows, parts and micro-steps are theirs. So a machine
+    /// adds up what its ranks have before any of it leaves the machine.
     pub struct Exchange {
         /// (rows, elements of this rank's part, or all); the rows of other rounds are left as they are
         pub out: Slot = Write,
@@ -18,17 +22,24 @@ op! {
         pub inp: Option<Slot> = Read,
         /// Which node of each rank.
         pub round: usize,
-        /// Micro-steps of the whole step.
+        /// Micro-steps of the whole step, or nodes that are added here.
         pub micro_steps: usize,
         /// Which rank this is.
         pub place: Place,
+        /// With whom it exchanges.
+        pub among: Among,
         /// Whether each rank gets a part only.
         pub divided: bool,
     }
     name "exchange"
     check(op, c) {
-        if op.place.rank >= op.place.world || op.micro_steps == 0 || op.micro_steps % op.place.world != 0 {
-            let (Place { rank, world }, count) = (op.place, op.micro_steps);
+        if op.place.rank >= op.place.world || !op.among.divides(op.place) {
+            let Place { rank, world } = op.place;
+            return c.fail(format!("rank {rank} of {world} has no others in {:?}", op.among));
+        }
+        let within = op.within();
+        if op.micro_steps == 0 || op.micro_steps % within.world != 0 {
+            let (Place { rank, world }, count) = (within, op.micro_steps);
             return c.fail(format!("rank {rank} of {world} cannot share {count} micro-steps, expected a multiple of the ranks"));
         }
         c.same_float(named!(op: out))?;
@@ -47,31 +58,43 @@ op! {
 }
 
 impl Exchange {
+    /// Which of how many this rank is among those that exchange.
+    pub fn within(&self) -> Place {
+        self.among.place(self.place)
+    }
+
     /// The rows of all rounds.
     pub fn rows(&self) -> usize {
-        SumTree::new(self.micro_steps).rows(self.place.world).len()
+        SumTree::new(self.micro_steps).rows(self.within().world).len()
+    }
+
+    /// What the one with this number among them gets of a node of so many elements.
+    pub fn part(&self, elements: usize, index: usize) -> std::ops::Range<usize> {
+        if self.divided { Slices::new(self.within()).part_of(&(0..elements), index) } else { 0..elements }
     }
 
     /// How many of a node's elements this rank receives.
     fn received(&self, elements: usize) -> usize {
-        if self.divided {
-            Slices::new(self.place).part_of(&(0..elements), self.place.rank).len()
-        } else {
-            elements
-        }
+        self.part(elements, self.within().rank).len()
     }
 
     /// The ranks that take part in this round, each with the row that it sends.
     pub fn senders(&self) -> Vec<(usize, usize)> {
-        let mut seen = vec![0; self.place.world];
-        let rows = SumTree::new(self.micro_steps).rows(self.place.world).into_iter().enumerate();
+        let mut seen = vec![0; self.within().world];
+        let rows = SumTree::new(self.micro_steps).rows(self.within().world).into_iter().enumerate();
         let number = |(index, row): (usize, crate::ranks::Row)| {
             let round = seen[row.rank];
             seen[row.rank] += 1;
-            (round, row.rank, index)
+            (round, self.among.rank(row.rank, self.place), index)
         };
         let all: Vec<(usize, usize, usize)> = rows.map(number).collect();
         all.into_iter().filter(|(round, ..)| *round == self.round).map(|(_, rank, row)| (rank, row)).collect()
+    }
+
+    /// The ranks that get something of a node of so many elements, each with what it gets; this one too.
+    pub fn receivers(&self, elements: usize) -> Vec<(usize, std::ops::Range<usize>)> {
+        let all = 0..self.within().world;
+        all.map(|index| (self.among.rank(index, self.place), self.part(elements, index))).collect()
     }
 }
 
@@ -112,13 +135,14 @@ op! {
     pub struct AllGather {
         /// a bucket of a flat pool
         pub data: Slot = Update,
-        /// Which rank this is.
-        pub place: Place,
+        /// Which rank this is, and whose parts are where.
+        pub slices: Slices,
     }
     name "all_gather"
     check(op, c) {
-        if op.place.rank >= op.place.world {
-            return c.fail(format!("rank {} of {}, expected one below", op.place.rank, op.place.world));
+        let Place { rank, world } = op.slices.place;
+        if rank >= world || !Among::Machine(op.slices.machine).divides(op.slices.place) {
+            return c.fail(format!("rank {rank} of {world} in machines of {}, expected one below", op.slices.machine));
         }
         c.same_float(named!(op: data))
     }
@@ -150,6 +174,7 @@ mod tests {
             round: 0,
             micro_steps: 4,
             place,
+            among: Among::All,
             divided: false,
         };
         Op::from(good).check().unwrap();
@@ -170,7 +195,7 @@ mod tests {
         Op::from(sum).check().unwrap();
         assert!(text(TreeSum { micro_steps: 6, ..sum }.into()).contains("expected 20"));
         assert!(
-            text(AllGather { data: slot(&[5]), place: Place { rank: 2, world: 2 } }.into())
+            text(AllGather { data: slot(&[5]), slices: Slices::new(Place { rank: 2, world: 2 }) }.into())
                 .contains("rank 2 of 2")
         );
     }
@@ -183,10 +208,33 @@ mod tests {
             round,
             micro_steps: 6,
             place: Place { rank: 0, world: 2 },
+            among: Among::All,
             divided: false,
         };
         assert_eq!(op(0).senders(), [(0, 0), (1, 2)]);
         assert_eq!(op(1).senders(), [(0, 1), (1, 3)]);
         assert!(op(2).senders().is_empty());
+    }
+    #[test]
+    fn among_some_ranks_there_are_no_others() {
+        let place = Place { rank: 6, world: 8 };
+        let op = |among: Among, micro_steps| Exchange {
+            out: slot(&[micro_steps, 5]),
+            inp: Some(slot(&[5])),
+            round: 0,
+            micro_steps,
+            place,
+            among,
+            divided: false,
+        };
+        let inside = op(Among::Machine(4), 4);
+        Op::from(inside).check().unwrap();
+        assert_eq!(inside.senders(), [(4, 0), (5, 1), (6, 2), (7, 3)]);
+        let between = op(Among::Peers(4), 2);
+        Op::from(between).check().unwrap();
+        assert_eq!(between.senders(), [(2, 0), (6, 1)]);
+        assert_eq!(between.receivers(5), [(2, 0..5), (6, 0..5)]);
+        let text = Op::from(op(Among::Machine(3), 3)).check().unwrap_err().to_string();
+        assert_eq!(text, "exchange: rank 6 of 8 has no others in Machine(3)");
     }
 }

@@ -1,6 +1,6 @@
 //! How long collectives take on machines of several GPUs: a model of links, not a measurement.
 
-use super::{PIECE_ELEMENTS, Place, Slices};
+use super::{Among, Lane, PIECE_ELEMENTS, Place, Turn};
 use crate::op::{AllGather, Exchange, GradNorm, Op};
 
 /// What connects the ranks of a run. Ranks are numbered machine by machine, and every rank has a link to the others of its
@@ -23,6 +23,8 @@ pub struct Links {
     pub message_inside: f64,
     /// The same between machines.
     pub message_outside: f64,
+    /// How much slower a rank computes while it exchanges: its library keeps some of the multiprocessors busy, and the memory.
+    pub slows: f64,
 }
 
 /// What a rank sends and receives in one collective: the larger of both directions.
@@ -40,7 +42,8 @@ pub struct Traffic {
 
 impl Links {
     /// GPUs of the kind of an H200, so many in a machine: NVLink with 450 GB/s and 400 Gb/s of network for each. NCCL reaches about
-    /// four fifths of such rates; the latencies are of the order that its small messages show.
+    /// four fifths of such rates; the latencies are of the order that its small messages show, and it takes about 20 of 132
+    /// multiprocessors.
     pub fn h200(local: usize) -> Self {
         Self {
             local: local.max(1),
@@ -51,6 +54,7 @@ impl Links {
             call: 20e-6,
             message_inside: 1e-6,
             message_outside: 3e-6,
+            slows: 0.15,
         }
     }
 
@@ -58,14 +62,19 @@ impl Links {
     pub fn traffic(&self, op: &Op) -> Option<Traffic> {
         match op {
             // a library adds one node of each rank
-            Op::Exchange(op) if !op.place.is_alone() && self.adds && op.rows() == op.place.world => {
+            Op::Exchange(op)
+                if !op.within().is_alone()
+                    && self.adds
+                    && op.among == Among::All
+                    && op.rows() == op.place.world =>
+            {
                 let bytes = op.inp.map_or(0, |inp| inp.bytes());
                 let twice = if op.divided { 1 } else { 2 };
                 Some(self.gather(op.place, twice * bytes))
             }
-            Op::Exchange(op) if !op.place.is_alone() => Some(self.exchange(op)),
-            Op::AllGather(AllGather { data, place }) if !place.is_alone() => {
-                Some(self.gather(*place, data.bytes()))
+            Op::Exchange(op) if !op.within().is_alone() => Some(self.exchange(op)),
+            Op::AllGather(AllGather { data, slices }) if !slices.place.is_alone() => {
+                Some(self.gather(slices.place, data.bytes()))
             }
             Op::GradNorm(GradNorm { grads, slices: Some(slices), .. }) if !slices.place.is_alone() => {
                 let pieces = grads.numel().div_ceil(PIECE_ELEMENTS);
@@ -89,8 +98,7 @@ impl Links {
 
     /// Messages straight from each rank to each other.
     fn exchange(&self, op: &Exchange) -> Traffic {
-        let (Place { rank, world }, slices) = (op.place, Slices::new(op.place));
-        let size = op.out.dtype.size();
+        let (rank, size) = (op.place.rank, op.out.dtype.size());
         let width = op.out.numel() / op.rows().max(1) * size;
         let (mut sent, mut received) = (Traffic::default(), Traffic::default());
         let count = |traffic: &mut Traffic, other: usize, bytes: usize| {
@@ -103,12 +111,10 @@ impl Links {
                 traffic.messages_outside += 1;
             }
         };
-        for to in 0..world {
-            let part = |elements: usize| match op.divided {
-                true => slices.part_of(&(0..elements), to).len(),
-                false => elements,
-            };
-            count(&mut sent, to, op.inp.map_or(0, |inp| part(inp.numel()) * size));
+        if let Some(inp) = op.inp {
+            op.receivers(inp.numel())
+                .into_iter()
+                .for_each(|(to, part)| count(&mut sent, to, part.len() * size));
         }
         op.senders().into_iter().for_each(|(from, _)| count(&mut received, from, width));
         Traffic {
@@ -133,10 +139,77 @@ impl Links {
     }
 }
 
+/// How long an op takes by itself, and whether it only waits for links.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Lasting {
+    /// When it may begin.
+    pub turn: Turn,
+    /// How long it takes, with nothing beside it.
+    pub seconds: f64,
+    /// Whether it exchanges something and computes nothing.
+    pub exchanges: bool,
+}
+
+/// The time of ops that run on two queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Beside {
+    /// Until the last has ended.
+    pub seconds: f64,
+    /// The part of it in which nothing is computed: what is exchanged then is not hidden.
+    pub waiting: f64,
+    /// The time of exchanges while something is computed.
+    pub hidden: f64,
+}
+
+impl Links {
+    /// How long ops take together. What is computed beside other computing takes its time from it; beside an exchange computing is
+    /// slower ([`Links::slows`]).
+    pub fn beside(&self, ops: &[Lasting]) -> Beside {
+        let queue =
+            |lane: Lane| ops.iter().enumerate().filter(move |(_, op)| op.turn.lane == lane).map(|(at, _)| at);
+        let mut queues = [Lane::Computing, Lane::Exchanging].map(|lane| queue(lane).peekable());
+        let mut rest: Vec<f64> = ops.iter().map(|op| op.seconds.max(0.0)).collect();
+        let mut ended = vec![false; ops.len()];
+        let mut time = Beside::default();
+        loop {
+            let begun = |at: Option<&usize>| {
+                at.copied()
+                    .filter(|&at| ops[at].turn.after.is_none_or(|after| ended.get(after) == Some(&true)))
+            };
+            let [main, side] = queues.each_mut().map(|queue| begun(queue.peek()));
+            let rates = match (main, side) {
+                (Some(_), Some(side)) if ops[side].exchanges => [1.0 - self.slows, 1.0],
+                (Some(_), Some(_)) => [0.0, 1.0],
+                (None, None) => return time,
+                _ => [1.0; 2],
+            };
+            let running = [main, side].into_iter().zip(rates).filter_map(|(at, rate)| Some((at?, rate)));
+            let running: Vec<(usize, f64)> = running.filter(|(_, rate)| *rate > 0.0).collect();
+            let now = running.iter().map(|&(at, rate)| rest[at] / rate).fold(f64::INFINITY, f64::min);
+            time.seconds += now;
+            match (main, side) {
+                (None, Some(side)) if ops[side].exchanges => time.waiting += now,
+                (Some(_), Some(side)) if ops[side].exchanges => time.hidden += now,
+                _ => {}
+            }
+            for (at, rate) in running {
+                let left = rest[at] - now * rate;
+                rest[at] = if left <= 1e-12 * ops[at].seconds { 0.0 } else { left };
+                if rest[at] == 0.0 {
+                    ended[at] = true;
+                    for queue in &mut queues {
+                        queue.next_if_eq(&at);
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DType, Pool, Shape, Slot};
+    use crate::{DType, Pool, Shape, Slices, Slot};
 
     const BUCKET: usize = 512 * PIECE_ELEMENTS;
 
@@ -148,7 +221,8 @@ mod tests {
     fn exchange(place: Place) -> Op {
         let part = Slices::new(place).part_of(&(0..BUCKET), place.rank).len();
         let (out, inp) = (slot(place.world, part), Some(Slot { offset: 1 << 50, ..slot(1, BUCKET) }));
-        Exchange { out, inp, round: 0, micro_steps: place.world, place, divided: true }.into()
+        Exchange { out, inp, round: 0, micro_steps: place.world, place, among: Among::All, divided: true }
+            .into()
     }
 
     #[test]
@@ -158,7 +232,7 @@ mod tests {
         let bytes = (4 * BUCKET) as f64 * 7.0 / 8.0;
         let found = links.traffic(&exchange(place)).unwrap();
         assert_eq!(found, Traffic { inside: bytes, messages_inside: 7, ..Traffic::default() });
-        let gather = AllGather { data: slot(1, BUCKET), place };
+        let gather = AllGather { data: slot(1, BUCKET), slices: Slices::new(place) };
         assert_eq!(links.traffic(&gather.into()).unwrap().inside, bytes);
         let seconds = links.seconds(&found);
         assert!((seconds - (20e-6 + bytes / 450e9 / 0.8)).abs() < 1e-12, "{seconds}");
@@ -173,7 +247,8 @@ mod tests {
         let bytes = (4 * BUCKET) as f64;
         assert_eq!((found.inside, found.outside), (bytes * 7.0 / 16.0, bytes / 2.0));
         assert_eq!((found.messages_inside, found.messages_outside), (7, 8));
-        let ring = links.traffic(&AllGather { data: slot(1, BUCKET), place }.into()).unwrap();
+        let ring =
+            links.traffic(&AllGather { data: slot(1, BUCKET), slices: Slices::new(place) }.into()).unwrap();
         assert_eq!(ring.outside, bytes / 2.0 / 8.0);
         let fast = Links { adds: true, ..links };
         assert_eq!(
@@ -189,8 +264,54 @@ mod tests {
         assert_eq!(links.traffic(&exchange(Place::ALONE)), None);
         let small = Traffic { inside: 8.0, messages_inside: 7, ..Traffic::default() };
         assert!((links.seconds(&small) - 27e-6).abs() < 1e-9);
-        let few = Links::h200(8)
-            .traffic(&AllGather { data: slot(1, 100), place: Place { rank: 0, world: 2 } }.into());
+        let few = Links::h200(8).traffic(
+            &AllGather { data: slot(1, 100), slices: Slices::new(Place { rank: 0, world: 2 }) }.into(),
+        );
         assert_eq!(few.unwrap().outside, 0.0, "two ranks of a machine of eight");
+    }
+    /// Two stages: inside the machine all but an eighth, and between machines as much as a ring.
+    #[test]
+    fn a_machine_that_adds_first_sends_an_eighth() {
+        let (links, place) = (Links::h200(8), Place { rank: 9, world: 32 });
+        let stage = |among: Among, elements: usize| {
+            let within = among.place(place);
+            let part = Slices::new(within).part_of(&(0..elements), within.rank).len();
+            let (out, inp) = (slot(within.world, part), Some(Slot { offset: 1 << 50, ..slot(1, elements) }));
+            let op = Exchange { out, inp, round: 0, micro_steps: within.world, place, among, divided: true };
+            links.traffic(&op.into()).unwrap()
+        };
+        let bytes = (4 * BUCKET) as f64;
+        let inside = stage(Among::Machine(8), BUCKET);
+        assert_eq!((inside.inside, inside.outside), (bytes * 7.0 / 8.0, 0.0));
+        let between = stage(Among::Peers(8), BUCKET / 8);
+        assert_eq!((between.inside, between.outside), (0.0, bytes / 8.0 * 3.0 / 4.0));
+        assert_eq!(between.messages_outside, 3);
+    }
+
+    #[test]
+    fn exchanges_hide_behind_computing_that_they_slow() {
+        let links = Links { slows: 0.5, ..Links::h200(8) };
+        let op = |lane, after, seconds| Lasting {
+            turn: Turn { op: 0, lane, after },
+            seconds,
+            exchanges: lane == Lane::Exchanging,
+        };
+        // the exchange of 2 s begins after the first second, and slows the second op of 3 s
+        let ops = [
+            op(Lane::Computing, None, 1.0),
+            op(Lane::Exchanging, Some(0), 2.0),
+            op(Lane::Computing, None, 3.0),
+        ];
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-9;
+        let found = links.beside(&ops);
+        assert!(near(found.seconds, 5.0) && near(found.waiting, 0.0) && near(found.hidden, 2.0), "{found:?}");
+        // one that waits for the exchange
+        let waits = [ops[0], ops[1], op(Lane::Computing, Some(1), 3.0)];
+        let found = links.beside(&waits);
+        assert!(near(found.seconds, 6.0) && near(found.waiting, 2.0) && near(found.hidden, 0.0), "{found:?}");
+        // what is computed beside takes its time from the other
+        let computes = [ops[0], Lasting { exchanges: false, ..ops[1] }, ops[2]];
+        assert!(near(links.beside(&computes).seconds, 6.0));
+        assert_eq!(links.beside(&[]), Beside::default());
     }
 }

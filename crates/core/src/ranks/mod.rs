@@ -3,16 +3,19 @@
 //! ```text
 //! tree.rs    the order in which micro-steps are added, the same for any number of ranks
 //! slices.rs  which elements of the flat pools belong to which rank
+//! lanes.rs   which ops run beside others, and what they wait for
 //! cost.rs    how long collectives take, by a model of the links between ranks
 //! ```
 //!
 //! The decisions are in docs/adr/0023-ranks.md.
 
 mod cost;
+mod lanes;
 mod slices;
 mod tree;
 
-pub use cost::{Links, Traffic};
+pub use cost::{Beside, Lasting, Links, Traffic};
+pub use lanes::{Lane, Turn, turns};
 pub use slices::{PIECE_ELEMENTS, Slices};
 pub use tree::{Move, Row, SumTree};
 
@@ -39,6 +42,46 @@ impl Place {
     /// Whether this one prints and writes files.
     pub fn leads(&self) -> bool {
         self.rank == 0
+    }
+}
+
+/// The ranks among which something is exchanged. Ranks are numbered machine by machine, as many in each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Among {
+    /// All.
+    #[default]
+    All,
+    /// Those of one machine, which has so many.
+    Machine(usize),
+    /// Those with the same number in each machine, which has so many.
+    Peers(usize),
+}
+
+impl Among {
+    /// Which of how many among them a rank is.
+    pub fn place(self, Place { rank, world }: Place) -> Place {
+        match self {
+            Self::All => Place { rank, world },
+            Self::Machine(size) => Place { rank: rank % size.max(1), world: size.max(1) },
+            Self::Peers(size) => Place { rank: rank / size.max(1), world: world / size.max(1) },
+        }
+    }
+
+    /// The rank of one among them and `with`.
+    pub fn rank(self, index: usize, with: Place) -> usize {
+        match self {
+            Self::All => index,
+            Self::Machine(size) => with.rank / size.max(1) * size.max(1) + index,
+            Self::Peers(size) => index * size.max(1) + with.rank % size.max(1),
+        }
+    }
+
+    /// Whether the ranks can be divided like that.
+    pub fn divides(self, Place { world, .. }: Place) -> bool {
+        match self {
+            Self::All => true,
+            Self::Machine(size) | Self::Peers(size) => size > 0 && world.is_multiple_of(size),
+        }
     }
 }
 

@@ -14,6 +14,9 @@ pub struct Slices {
     pub place: Place,
     /// Pieces of a bucket; the last bucket may have fewer.
     pub bucket: usize,
+    /// Ranks of a machine, where these exchange among themselves first: a bucket is then divided among the ranks of a machine,
+    /// and what each of them gets among those with the same number in all machines. 1 where there is no such order.
+    pub machine: usize,
 }
 
 impl Slices {
@@ -22,7 +25,12 @@ impl Slices {
 
     /// In buckets of the usual size.
     pub fn new(place: Place) -> Self {
-        Self { place, bucket: Self::BUCKET }
+        Self::of_machines(place, 1)
+    }
+
+    /// The same for machines of so many ranks.
+    pub fn of_machines(place: Place, machine: usize) -> Self {
+        Self { place, bucket: Self::BUCKET, machine: machine.max(1) }
     }
 
     /// The elements of each bucket of a pool.
@@ -33,12 +41,13 @@ impl Slices {
 
     /// The part of a bucket that belongs to a rank; it may be empty.
     pub fn part_of(&self, bucket: &Range<usize>, rank: usize) -> Range<usize> {
-        let pieces = bucket.len().div_ceil(PIECE_ELEMENTS);
-        let cut = |rank: usize| {
-            let piece = pieces * rank / self.place.world.max(1);
-            (bucket.start + piece * PIECE_ELEMENTS).min(bucket.end)
-        };
-        cut(rank)..cut(rank + 1)
+        let world = self.place.world.max(1);
+        divide(&self.column_of(bucket, rank), rank / self.machine, world / self.machine)
+    }
+
+    /// What the ranks with the same number in all machines as this one have of a bucket.
+    pub fn column_of(&self, bucket: &Range<usize>, rank: usize) -> Range<usize> {
+        divide(bucket, rank % self.machine, self.machine)
     }
 
     /// The parts of this rank, one of each bucket.
@@ -73,9 +82,17 @@ impl Slices {
     }
 }
 
+/// One of so many parts of a range, in whole pieces.
+fn divide(range: &Range<usize>, index: usize, parts: usize) -> Range<usize> {
+    let pieces = range.len().div_ceil(PIECE_ELEMENTS);
+    let cut = |index: usize| (range.start + pieces * index / parts.max(1) * PIECE_ELEMENTS).min(range.end);
+    cut(index)..cut(index + 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ranks::Among;
 
     fn numbers(seed: u64) -> impl Iterator<Item = u64> {
         std::iter::successors(Some(seed), |x| {
@@ -96,8 +113,9 @@ mod tests {
                 2 => PIECE_ELEMENTS,
                 _ => draw(40 * PIECE_ELEMENTS as u64),
             };
-            let (world, bucket) = (1 + draw(19), 1 + draw(12));
-            let of = |rank| Slices { place: Place { rank, world }, bucket };
+            let (machine, bucket) = (1 << draw(4), 1 + draw(12));
+            let world = machine * (1 + draw(19));
+            let of = |rank| Slices { place: Place { rank, world }, bucket, machine };
             let mut owned: Vec<Range<usize>> = (0..world).flat_map(|rank| of(rank).parts(elements)).collect();
             owned.retain(|part| !part.is_empty());
             owned.sort_by_key(|part| part.start);
@@ -105,7 +123,7 @@ mod tests {
             for part in &owned {
                 assert_eq!(
                     part.start, end,
-                    "case {case}: {elements} elements, world {world}, bucket {bucket}"
+                    "case {case}: {elements} elements, world {world}, bucket {bucket}, machine {machine}"
                 );
                 assert_eq!(part.start % PIECE_ELEMENTS, 0);
                 end = part.end;
@@ -134,11 +152,33 @@ mod tests {
     #[test]
     fn ranks_have_about_the_same() {
         let elements = 1_558_000_000;
-        for world in [2, 3, 8, 64] {
-            let held: Vec<usize> =
-                (0..world).map(|rank| Slices::new(Place { rank, world }).held(elements)).collect();
+        for (world, machine) in [(2, 1), (3, 1), (8, 1), (64, 1), (64, 8), (24, 8)] {
+            let of = |rank| Slices::of_machines(Place { rank, world }, machine);
+            let held: Vec<usize> = (0..world).map(|rank| of(rank).held(elements)).collect();
             let (least, most) = (held.iter().min().unwrap(), held.iter().max().unwrap());
             assert!(most - least <= 48 * PIECE_ELEMENTS, "world {world}: {least} to {most}");
+        }
+    }
+    /// What two stages of an exchange give a rank is its part: a share among its machine, and of that among its peers.
+    #[test]
+    fn stages_end_at_the_owner() {
+        let mut next = numbers(11);
+        for _ in 0..100 {
+            let mut draw = |most: u64| (next.next().unwrap() % most) as usize;
+            let (machine, machines) = (1 << draw(4), 1 + draw(5));
+            let (world, bucket) = (machine * machines, 0..1 + draw(30 * PIECE_ELEMENTS as u64));
+            for rank in 0..world {
+                let place = Place { rank, world };
+                let [inside, between] = [Among::Machine(machine), Among::Peers(machine)];
+                assert_eq!(inside.rank(inside.place(place).rank, place), rank);
+                assert_eq!(between.rank(between.place(place).rank, place), rank);
+                let first = Slices::new(inside.place(place)).part_of(&bucket, inside.place(place).rank);
+                let then = Slices::new(between.place(place));
+                let then = then.part_of(&first, between.place(place).rank);
+                let slices = Slices::of_machines(place, machine);
+                assert_eq!(slices.column_of(&bucket, rank), first);
+                assert_eq!(slices.part_of(&bucket, rank), then);
+            }
         }
     }
 }

@@ -39,18 +39,16 @@ fn store(out: &mut [f32], bytes: &[u8]) {
 
 pub fn exchange(ctx: &mut Ctx<'_>, op: &Exchange) -> Result<()> {
     check(ctx, op.place)?;
-    let (world, slices) = (op.place.world, Slices::new(op.place));
+    let world = op.place.world;
     let out = ctx.f32(op.out)?;
     let width = out.len() / op.rows();
     let inp = ctx.f32_or_none(op.inp)?;
     // SAFETY: nothing writes the node while the op runs.
     let own = bytes(unsafe { inp.all() });
-    let part = |rank: usize| -> Range<usize> {
-        let part = if op.divided { slices.part_of(&(0..inp.len()), rank) } else { 0..inp.len() };
-        4 * part.start..4 * part.end
-    };
-    let send: Vec<&[u8]> =
-        (0..world).map(|rank| if op.inp.is_some() { &own[part(rank)] } else { &[][..] }).collect();
+    let mut send: Vec<&[u8]> = vec![&[]; world];
+    for (rank, part) in op.receivers(inp.len()) {
+        send[rank] = &own[4 * part.start..4 * part.end];
+    }
     let senders = op.senders();
     let mut arrived: Vec<Vec<u8>> = vec![Vec::new(); world];
     senders.iter().for_each(|&(rank, _)| arrived[rank] = vec![0; 4 * width]);
@@ -64,19 +62,20 @@ pub fn exchange(ctx: &mut Ctx<'_>, op: &Exchange) -> Result<()> {
 }
 
 pub fn all_gather(ctx: &mut Ctx<'_>, op: &AllGather) -> Result<()> {
-    check(ctx, op.place)?;
-    if op.place.is_alone() {
+    let (slices, place) = (op.slices, op.slices.place);
+    check(ctx, place)?;
+    if place.is_alone() {
         return Ok(());
     }
-    let (data, slices) = (ctx.f32(op.data)?, Slices::new(op.place));
+    let data = ctx.f32(op.data)?;
     let part = |rank: usize| slices.part_of(&(0..data.len()), rank);
     // SAFETY: one thread.
-    let own = bytes(unsafe { data.get(part(op.place.rank)) });
-    let send: Vec<&[u8]> = vec![&own; op.place.world];
-    let mut arrived: Vec<Vec<u8>> = (0..op.place.world).map(|rank| vec![0; 4 * part(rank).len()]).collect();
+    let own = bytes(unsafe { data.get(part(place.rank)) });
+    let send: Vec<&[u8]> = vec![&own; place.world];
+    let mut arrived: Vec<Vec<u8>> = (0..place.world).map(|rank| vec![0; 4 * part(rank).len()]).collect();
     let mut receive: Vec<&mut [u8]> = arrived.iter_mut().map(Vec::as_mut_slice).collect();
     ctx.ranks.exchange(&send, &mut receive)?;
-    for (rank, bytes) in arrived.iter().enumerate().filter(|(rank, _)| *rank != op.place.rank) {
+    for (rank, bytes) in arrived.iter().enumerate().filter(|(rank, _)| *rank != place.rank) {
         // SAFETY: one thread; parts do not overlap.
         store(unsafe { data.get_mut(part(rank)) }, bytes);
     }

@@ -33,6 +33,16 @@ impl Stream {
         Ok(Self { device, raw, owned: true })
     }
 
+    /// The same with precedence over those of [`Self::new`]: what it has to do is begun before waiting blocks of theirs.
+    pub(crate) fn first_served(device: &'static Device) -> Result<Self> {
+        device.make_current()?;
+        let (mut least, mut greatest) = (0, 0);
+        call!(device, cuCtxGetStreamPriorityRange(&mut least, &mut greatest))?;
+        let mut raw = std::ptr::null_mut();
+        call!(device, cuStreamCreateWithPriority(&mut raw, CU_STREAM_NON_BLOCKING as u32, greatest))?;
+        Ok(Self { device, raw, owned: true })
+    }
+
     /// A stream that somebody else keeps alive as long as this value.
     pub(crate) fn borrowed(device: &'static Device, raw: *mut c_void) -> Self {
         Self { device, raw: raw.cast(), owned: false }
@@ -56,6 +66,11 @@ impl Stream {
     /// Waits for all work given so far.
     pub(crate) fn synchronize(&self) -> Result<()> {
         call!(self.device, cuStreamSynchronize(self.raw))
+    }
+
+    /// What is given to this stream from now on waits until another has passed a mark.
+    pub(crate) fn wait(&self, event: &Event) -> Result<()> {
+        call!(self.device, cuStreamWaitEvent(self.raw, event.raw, 0))
     }
 
     /// Device memory in the order of the stream; 0 bytes give a null address.

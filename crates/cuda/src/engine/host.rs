@@ -1,7 +1,7 @@
 //! The engine as the core knows it: every method calls the one that does the work and turns its error into the core's.
 
 use super::CudaEngine;
-use crate::device::Pinned;
+use crate::device::{Pinned, Stream};
 use crate::nccl::Nccl;
 use crate::staging::{to_device, to_host};
 use ironhorse_core::{
@@ -36,6 +36,9 @@ impl Engine for CudaEngine {
         }
         self.device.make_current()?;
         self.libraries.nccl = Some(Nccl::join(ranks, self.device)?);
+        if self.settings.overlap {
+            self.exchange = Some(Stream::first_served(self.device)?);
+        }
         Ok(())
     }
 
@@ -89,7 +92,17 @@ impl Engine for CudaEngine {
     }
 
     fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> ironhorse_core::Result<()> {
-        Ok(self.run_range(program, ops, scalars)?)
+        Ok(self.run_ranges(program, ops, &[], scalars)?)
+    }
+
+    fn run_beside(
+        &mut self,
+        program: &Program,
+        ops: Range<usize>,
+        beside: &[Range<usize>],
+        scalars: &Scalars,
+    ) -> ironhorse_core::Result<()> {
+        Ok(self.run_ranges(program, ops, beside, scalars)?)
     }
 
     fn synchronize(&mut self) -> ironhorse_core::Result<()> {
@@ -118,10 +131,12 @@ impl Engine for CudaEngine {
         &mut self,
         program: &Program,
         ops: Range<usize>,
+        beside: &[Range<usize>],
         scalars: &Scalars,
         record: &mut Vec<Timed>,
     ) -> ironhorse_core::Result<()> {
-        Ok(self.record_kernels(program, ops, scalars, record)?)
+        let key = self.prepare(program, ops, beside, scalars)?;
+        Ok(self.record_kernels(&key, record)?)
     }
 
     fn measure(&mut self, limit: Limit) -> ironhorse_core::Result<f64> {

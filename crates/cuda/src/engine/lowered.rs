@@ -1,15 +1,23 @@
-//! A range of ops as launches: run one by one at first, recorded and replayed from then on.
+//! A range of ops as launches: run one by one at first, recorded and replayed from then on. What ranks exchange goes to a stream of
+//! its own; events make one stream wait for the other where an op uses what one of the other has to leave first.
 
 use crate::Result;
-use crate::device::{Buffer, Graph, Stream};
+use crate::device::{Buffer, Device, Event, Graph, Stream};
 use crate::launch::Launch;
+use ironhorse_core::ranks::{Lane, Turn};
+use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A range of ops made ready.
 #[derive(Default)]
 pub(crate) struct Lowered {
+    /// In the order in which they are given to the device.
     pub(crate) launches: Vec<Launch>,
     pub(crate) constants: Vec<Buffer>,
+    /// The launches, and what they wait for.
+    steps: Vec<Step>,
+    events: Vec<Event>,
     graph: Option<Graph>,
     /// Whether recording has failed: then it runs launch by launch.
     eager: bool,
@@ -18,14 +26,103 @@ pub(crate) struct Lowered {
     pub(super) context: Option<usize>,
 }
 
+/// One thing that the host gives to a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// The launch with this number.
+    Launch(Lane, usize),
+    /// The present end of a stream becomes the event with this number.
+    Mark(Lane, usize),
+    /// What follows on a stream waits for this event.
+    Wait(Lane, usize),
+}
+
+/// The streams of an engine.
+#[derive(Clone, Copy)]
+pub(crate) struct Streams<'a> {
+    pub main: &'a Stream,
+    /// That of what ranks exchange, where there are several.
+    pub exchange: &'a Stream,
+}
+
+impl Streams<'_> {
+    fn of(&self, lane: Lane) -> &Stream {
+        match lane {
+            Lane::Computing => self.main,
+            Lane::Exchanging => self.exchange,
+        }
+    }
+}
+
+/// The launches of one op, which are on the list of its lane.
+pub(super) struct Made {
+    pub turn: Turn,
+    pub launches: Range<usize>,
+}
+
+/// The launches of both lanes.
+#[derive(Default)]
+pub(super) struct Lanes {
+    pub computing: Vec<Launch>,
+    pub exchanging: Vec<Launch>,
+}
+
+impl Lanes {
+    pub fn of(&mut self, lane: Lane) -> &mut Vec<Launch> {
+        match lane {
+            Lane::Computing => &mut self.computing,
+            Lane::Exchanging => &mut self.exchanging,
+        }
+    }
+}
+
 impl Lowered {
-    /// Puts everything on the stream.
-    pub fn run(&mut self, stream: &Stream, graphs: bool) -> Result<()> {
+    /// Puts the launches of both lanes into the order of their ops.
+    pub(super) fn arrange(&mut self, device: &'static Device, lanes: Lanes, order: &[Made]) -> Result<()> {
+        let ops: Vec<(Turn, Vec<bool>)> = order
+            .iter()
+            .map(|Made { turn, launches }| {
+                let of_lane = match turn.lane {
+                    Lane::Computing => &lanes.computing,
+                    Lane::Exchanging => &lanes.exchanging,
+                };
+                let all = of_lane.get(launches.clone()).unwrap_or_default();
+                (*turn, all.iter().map(Launch::exchanges).collect())
+            })
+            .collect();
+        let (steps, events) = steps(&ops);
+        let (mut computing, mut exchanging) = (lanes.computing.into_iter(), lanes.exchanging.into_iter());
+        for Made { turn, launches } in order {
+            let of_lane = match turn.lane {
+                Lane::Computing => &mut computing,
+                Lane::Exchanging => &mut exchanging,
+            };
+            self.launches.extend(of_lane.take(launches.len()));
+        }
+        // a kernel behind a wait has more than one thing ahead of it
+        let mut waits: Vec<Lane> = Vec::new();
+        for step in &steps {
+            match *step {
+                Step::Wait(lane, _) => waits.push(lane),
+                Step::Launch(lane, at) if waits.contains(&lane) => {
+                    self.launches[at].unchain();
+                    waits.retain(|other| *other != lane);
+                }
+                _ => {}
+            }
+        }
+        self.events = (0..events).map(|_| Event::new(device, false)).collect::<Result<_>>()?;
+        self.steps = steps;
+        Ok(())
+    }
+
+    /// Puts everything on the streams.
+    pub fn run(&mut self, streams: Streams<'_>, graphs: bool) -> Result<()> {
         self.runs += 1;
         // The first run is eager: libraries load their kernels then, which a recording does not allow.
         let record = graphs && !self.eager && self.runs > 1 && self.launches.len() > 1;
         if self.graph.is_none() && record {
-            match stream.capture(|| enqueue_all(&mut self.launches, stream)) {
+            match streams.main.capture(|| self.enqueue(streams, |_, launch| launch())) {
                 Ok(graph) => self.graph = Some(graph),
                 Err(error) => {
                     self.eager = true;
@@ -34,14 +131,81 @@ impl Lowered {
             }
         }
         match &self.graph {
-            Some(graph) => stream.replay(graph),
-            None => enqueue_all(&mut self.launches, stream),
+            Some(graph) => streams.main.replay(graph),
+            None => self.enqueue(streams, |_, launch| launch()),
         }
+    }
+
+    /// Gives everything to the streams; `during` is called with the op of each launch, and makes it.
+    pub fn enqueue(
+        &mut self,
+        streams: Streams<'_>,
+        during: impl Fn(usize, &mut dyn FnMut() -> Result<()>) -> Result<()>,
+    ) -> Result<()> {
+        for step in &self.steps {
+            match *step {
+                Step::Launch(lane, at) => {
+                    let launch = &mut self.launches[at];
+                    during(launch.op, &mut || launch.enqueue(streams.of(lane)))?;
+                }
+                Step::Mark(lane, event) => self.events[event].record(streams.of(lane))?,
+                Step::Wait(lane, event) => streams.of(lane).wait(&self.events[event])?,
+            }
+        }
+        Ok(())
     }
 }
 
-fn enqueue_all(launches: &mut [Launch], stream: &Stream) -> Result<()> {
-    launches.iter_mut().try_for_each(|launch| launch.enqueue(stream))
+/// What the host gives to the streams for ops whose launches are numbered in order, each with whether it is for the stream of what
+/// ranks exchange; and how many events that takes. At the end the main stream has waited for the other.
+fn steps(ops: &[(Turn, Vec<bool>)]) -> (Vec<Step>, usize) {
+    use Lane::{Computing, Exchanging};
+    let (mut steps, mut events, mut launch) = (Vec::new(), 0, 0);
+    let mut event = || {
+        events += 1;
+        events - 1
+    };
+    let waited: std::collections::HashSet<usize> = ops.iter().filter_map(|(turn, _)| turn.after).collect();
+    let mut marks: HashMap<usize, usize> = HashMap::new();
+    // what was asked for before this range is on the main stream
+    let mut begins = ops.iter().any(|(turn, _)| turn.lane == Exchanging).then(&mut event);
+    steps.extend(begins.map(|begin| Step::Mark(Computing, begin)));
+    let mut behind = false;
+    for (at, (turn, launches)) in ops.iter().enumerate() {
+        let lane = turn.lane;
+        if let Some(begin) = begins.take_if(|_| lane == Exchanging) {
+            steps.push(Step::Wait(Exchanging, begin));
+        }
+        if let Some(&mark) = turn.after.and_then(|after| marks.get(&after)) {
+            steps.push(Step::Wait(lane, mark));
+        }
+        for &exchanges in launches {
+            if exchanges && lane == Computing {
+                let [go, done] = [event(), event()];
+                steps.extend([
+                    Step::Mark(Computing, go),
+                    Step::Wait(Exchanging, go),
+                    Step::Launch(Exchanging, launch),
+                    Step::Mark(Exchanging, done),
+                    Step::Wait(Computing, done),
+                ]);
+            } else {
+                steps.push(Step::Launch(lane, launch));
+            }
+            launch += 1;
+        }
+        if waited.contains(&at) {
+            let mark = event();
+            marks.insert(at, mark);
+            steps.push(Step::Mark(lane, mark));
+        }
+        behind |= lane == Exchanging;
+    }
+    if behind {
+        let end = event();
+        steps.extend([Step::Mark(Exchanging, end), Step::Wait(Computing, end)]);
+    }
+    (steps, events)
 }
 
 /// Ranges fail for the same reason, so one line is enough.
@@ -49,5 +213,62 @@ fn warn_once(why: &str) {
     static WARNED: AtomicBool = AtomicBool::new(false);
     if !WARNED.swap(true, Ordering::Relaxed) {
         tracing::warn!("ops run one by one, not as a CUDA graph, and so slower: {why}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Lane::{Computing, Exchanging};
+
+    fn turn(lane: Lane, after: Option<usize>) -> Turn {
+        Turn { op: 0, lane, after }
+    }
+
+    #[test]
+    fn computing_alone_has_no_events() {
+        let ops = [(turn(Computing, None), vec![false, false]), (turn(Computing, None), vec![false])];
+        let launches = (0..3).map(|at| Step::Launch(Computing, at)).collect();
+        assert_eq!(steps(&ops), (launches, 0));
+    }
+
+    #[test]
+    fn the_streams_part_wait_and_join() {
+        let ops = [
+            (turn(Computing, None), vec![false]),
+            (turn(Exchanging, Some(0)), vec![true]),
+            (turn(Computing, None), vec![false]),
+            (turn(Computing, Some(1)), vec![false]),
+        ];
+        let expected = vec![
+            Step::Mark(Computing, 0),
+            Step::Launch(Computing, 0),
+            Step::Mark(Computing, 1),
+            Step::Wait(Exchanging, 0),
+            Step::Wait(Exchanging, 1),
+            Step::Launch(Exchanging, 1),
+            Step::Mark(Exchanging, 2),
+            Step::Launch(Computing, 2),
+            Step::Wait(Computing, 2),
+            Step::Launch(Computing, 3),
+            Step::Mark(Exchanging, 3),
+            Step::Wait(Computing, 3),
+        ];
+        assert_eq!(steps(&ops), (expected, 4));
+    }
+
+    /// The norm computes, exchanges and computes: its call goes to the other stream, and its kernels do not.
+    #[test]
+    fn a_call_inside_an_op_goes_to_the_other_stream() {
+        let expected = vec![
+            Step::Launch(Computing, 0),
+            Step::Mark(Computing, 0),
+            Step::Wait(Exchanging, 0),
+            Step::Launch(Exchanging, 1),
+            Step::Mark(Exchanging, 1),
+            Step::Wait(Computing, 1),
+            Step::Launch(Computing, 2),
+        ];
+        assert_eq!(steps(&[(turn(Computing, None), vec![false, true, false])]), (expected, 2));
     }
 }

@@ -13,7 +13,7 @@ mod limits;
 mod lowered;
 mod profile;
 
-pub(crate) use lowered::Lowered;
+pub(crate) use lowered::{Lowered, Streams};
 
 use crate::device::{Buffer, Device, Event, Pinned, Stream, human};
 use crate::memory::{Memory, Scratch};
@@ -22,10 +22,12 @@ use crate::op::{self, Libraries, Lower};
 use crate::scalars::{FAULT_BYTES, SCALAR_BYTES, fault_text, scalar_block};
 use crate::staging::Staging;
 use crate::{Cache, Error, Result, Settings};
+use ironhorse_core::ranks::{Lane, Turn, turns};
 use ironhorse_core::{
     DType, DeviceDescription, HostMemory, Layout, Pending, Program, Scalars, Slot, TokenChoice,
     check_host_bytes, check_host_len,
 };
+use lowered::{Lanes, Made};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Instant;
@@ -48,6 +50,10 @@ pub struct CudaEngine {
     staging: Staging,
     results: Results,
     pub(crate) stream: Stream,
+    /// The stream of what ranks exchange, where there are several and they exchange beside what they compute; and memory for
+    /// ops there.
+    exchange: Option<Stream>,
+    exchange_scratch: Scratch,
     pub(crate) device: &'static Device,
 }
 
@@ -59,6 +65,8 @@ unsafe impl Send for CudaEngine {}
 pub(crate) struct Key {
     program: u64,
     ops: Range<usize>,
+    /// Ops that run beside them.
+    beside: Vec<Range<usize>>,
     later: bool,
 }
 
@@ -104,6 +112,8 @@ impl CudaEngine {
             staging: Staging::new(device, &stream)?,
             results: Results { ring, next: 0 },
             stream,
+            exchange: None,
+            exchange_scratch: Scratch::default(),
             device,
             settings,
         })
@@ -115,29 +125,42 @@ impl CudaEngine {
             self.forget_launches()?; // thousands of programs on one engine: a test suite, not a training run
         }
         let mut lowered = Lowered::default();
-        for i in key.ops.clone() {
-            let op = &program.nodes()[i].op;
+        let (mut lanes, mut made) = (Lanes::default(), Vec::new());
+        for turn in turns(program.nodes(), key.ops.clone(), &key.beside) {
+            let turn = match self.exchange {
+                Some(_) => turn,
+                None => Turn { lane: Lane::Computing, after: None, ..turn },
+            };
+            let op = &program.nodes()[turn.op].op;
+            let out = lanes.of(turn.lane);
+            let first = out.len();
             let mut cx = Lower {
                 device: self.device,
                 settings: &self.settings,
                 program,
                 memory: &self.memory,
                 libraries: &mut self.libraries,
-                scratch: &mut self.scratch,
+                scratch: match turn.lane {
+                    Lane::Computing => &mut self.scratch,
+                    Lane::Exchanging => &mut self.exchange_scratch,
+                },
                 constants: &mut lowered.constants,
                 scalars: self.scalars.address(),
                 fault: self.fault.address(),
                 stream: &self.stream,
                 micro_step: scalars.added(),
-                op: i,
-                out: &mut lowered.launches,
+                op: turn.op,
+                out,
             };
             op::lower(&mut cx, op)?;
+            made.push(Made { turn, launches: first..lanes.of(turn.lane).len() });
             lowered.context = [lowered.context, op.positions()].into_iter().flatten().min();
         }
+        lowered.arrange(self.device, lanes, &made)?;
         tracing::debug!(
-            "ops {:?} became {} launches in {:?}",
+            "ops {:?} and {} ranges beside them became {} launches in {:?}",
             key.ops,
+            key.beside.len(),
             lowered.launches.len(),
             start.elapsed()
         );
@@ -150,6 +173,7 @@ impl CudaEngine {
         let done = self.stream.synchronize();
         self.lowered.clear();
         self.scratch.keep_largest();
+        self.exchange_scratch.keep_largest();
         done
     }
 
@@ -166,14 +190,22 @@ impl CudaEngine {
     }
 
     /// Makes a range ready to run: scalars on the device, ops lowered, the position within the context.
-    pub(crate) fn prepare(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<Key> {
-        if program.nodes().get(ops.clone()).is_none() {
+    pub(crate) fn prepare(
+        &mut self,
+        program: &Program,
+        ops: Range<usize>,
+        beside: &[Range<usize>],
+        scalars: &Scalars,
+    ) -> Result<Key> {
+        if let Some(ops) =
+            [&ops].into_iter().chain(beside).find(|ops| program.nodes().get((*ops).clone()).is_none())
+        {
             let what = format!("ops {ops:?} are out of range 0..{}", program.nodes().len());
             return Err(ironhorse_core::Error::Program(what).into());
         }
         self.device.make_current()?;
         self.set_scalars(scalars)?;
-        let key = Key { program: program.id(), ops, later: scalars.added() > 0 };
+        let key = Key { program: program.id(), ops, beside: beside.to_vec(), later: scalars.added() > 0 };
         if !self.lowered.contains_key(&key) {
             self.lower(program, &key, scalars)?;
         }
@@ -185,10 +217,18 @@ impl CudaEngine {
         Ok(key)
     }
 
-    fn run_range(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()> {
-        let key = self.prepare(program, ops, scalars)?;
+    fn run_ranges(
+        &mut self,
+        program: &Program,
+        ops: Range<usize>,
+        beside: &[Range<usize>],
+        scalars: &Scalars,
+    ) -> Result<()> {
+        let key = self.prepare(program, ops, beside, scalars)?;
         let Some(lowered) = self.lowered.get_mut(&key) else { return Ok(()) };
-        lowered.run(&self.stream, self.settings.graphs)?;
+        let streams =
+            Streams { main: &self.stream, exchange: self.exchange.as_ref().unwrap_or(&self.stream) };
+        lowered.run(streams, self.settings.graphs)?;
         self.libraries.nccl.as_ref().map_or(Ok(()), |nccl| nccl.mark(&self.stream))
     }
 
@@ -322,6 +362,10 @@ impl Drop for CudaEngine {
     /// What is under way still uses the memory and the kernels that go now.
     fn drop(&mut self) {
         let _ = self.device.make_current();
+        let _ = self.stream.synchronize(); // a rank that is lost now ends it, by the thread that watches
+        if self.libraries.nccl.as_ref().is_some_and(|nccl| nccl.stop_watching()) {
+            std::mem::forget(std::mem::take(&mut self.lowered)); // its graphs use what NCCL has freed
+        }
         let _ = self.forget_launches(); // graphs first: NCCL's communicator waits for those that use it
         if let Some(nccl) = &self.libraries.nccl {
             nccl.leave();

@@ -1,13 +1,12 @@
 //! Kernel by kernel: when each ran and which op asked for it; and what the device's memory holds.
 
-use super::{CudaEngine, Key};
+use super::{CudaEngine, Key, Streams};
 use crate::Result;
 use crate::args::{Args, Grid};
 use crate::device::Event;
 use crate::ffi::cupti::{Activity, Recorder};
 use crate::measure;
-use ironhorse_core::{Engine, Pool, Program, Scalars, Timed};
-use std::ops::Range;
+use ironhorse_core::{Engine, Pool, Timed};
 
 /// How long the host may take to put one launch and its event on the stream.
 const NS_PER_LAUNCH: u64 = 20_000;
@@ -16,17 +15,10 @@ const QUEUE: u64 = 1024;
 
 impl CudaEngine {
     /// Runs the ops without a graph and times each kernel: with CUPTI where it is there, else with events.
-    pub(crate) fn record_kernels(
-        &mut self,
-        program: &Program,
-        ops: Range<usize>,
-        scalars: &Scalars,
-        record: &mut Vec<Timed>,
-    ) -> Result<()> {
-        let key = self.prepare(program, ops, scalars)?;
+    pub(crate) fn record_kernels(&mut self, key: &Key, record: &mut Vec<Timed>) -> Result<()> {
         self.stream.synchronize()?;
         let recorded = match Recorder::start() {
-            Ok(recorder) => self.with_cupti(&key, recorder)?,
+            Ok(recorder) => self.with_cupti(key, recorder)?,
             Err(error) => {
                 tracing::info!("kernels are timed with events: {error}");
                 None
@@ -34,7 +26,7 @@ impl CudaEngine {
         };
         match recorded {
             Some(timed) => record.extend(timed),
-            None => record.extend(self.with_events(&key)?),
+            None => record.extend(self.with_events(key)?),
         }
         Ok(self.synchronize()?)
     }
@@ -42,11 +34,10 @@ impl CudaEngine {
     /// The device's own record of each kernel; `None` if CUPTI recorded nothing that we asked for.
     fn with_cupti(&mut self, key: &Key, recorder: Recorder) -> Result<Option<Vec<Timed>>> {
         let Some(lowered) = self.lowered.get_mut(key) else { return Ok(Some(Vec::new())) };
-        let stream = &self.stream;
-        for launch in &mut lowered.launches {
-            recorder.during(launch.op as u64, || launch.enqueue(stream))?;
-        }
-        stream.synchronize()?;
+        let streams =
+            Streams { main: &self.stream, exchange: self.exchange.as_ref().unwrap_or(&self.stream) };
+        lowered.enqueue(streams, |op, launch| recorder.during(op as u64, launch))?;
+        streams.main.synchronize()?;
         let activities = match recorder.finish() {
             Ok(activities) => activities,
             Err(error) => {
@@ -61,7 +52,7 @@ impl CudaEngine {
         Ok(Some(timeline(activities)))
     }
 
-    /// An event before and after each launch. A launch's time includes the gap before the next one, about a
+    /// An event before and after each launch, all of them on one stream, so that nothing runs beside them. A launch's time includes the gap before the next one, about a
     /// microsecond. The device is held up first, so that it never waits for the host.
     fn with_events(&mut self, key: &Key) -> Result<Vec<Timed>> {
         let wait = self.device.function(&measure::spec().kernel("limits_wait"))?;
@@ -93,7 +84,7 @@ impl CudaEngine {
     pub(crate) fn memory_by_category(&self) -> Vec<(String, usize)> {
         let mut all: Vec<(String, usize)> =
             Pool::ALL.iter().map(|&pool| (pool.name().to_owned(), self.memory.bytes(pool))).collect();
-        all.push(("scratch".into(), self.scratch.allocated()));
+        all.push(("scratch".into(), self.scratch.allocated() + self.exchange_scratch.allocated()));
         let constants = self.lowered.values().flat_map(|lowered| &lowered.constants);
         all.push(("constants".into(), constants.map(crate::device::Buffer::bytes).sum()));
         let ours: usize = all.iter().map(|(_, bytes)| bytes).sum();

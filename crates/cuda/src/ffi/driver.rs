@@ -37,6 +37,9 @@ functions! {
     fn cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, usize, CUstream) -> u32;
     fn cuMemsetD8Async(CUdeviceptr, u8, usize, CUstream) -> u32;
     fn cuStreamCreate(*mut CUstream, c_uint) -> u32;
+    fn cuCtxGetStreamPriorityRange(*mut c_int, *mut c_int) -> u32;
+    fn cuStreamCreateWithPriority(*mut CUstream, c_uint, c_int) -> u32;
+    fn cuStreamWaitEvent(CUstream, CUevent, c_uint) -> u32;
     fn cuStreamDestroy_v2(CUstream) -> u32;
     fn cuStreamSynchronize(CUstream) -> u32;
     fn cuStreamBeginCapture_v2(CUstream, u32) -> u32;

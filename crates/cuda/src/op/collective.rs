@@ -43,21 +43,21 @@ fn transfer(cx: &mut Lower<'_>, place: Place, name: &'static str, mut all: Vec<T
     Ok(())
 }
 
-/// Whether NCCL adds: where every rank has one node. The sum is then the first row of what [`Exchange`] writes.
+/// Whether NCCL adds: where every rank of all has one node. The sum is then the first row of what [`Exchange`] writes.
 fn added_by_nccl(cx: &Lower<'_>, micro_steps: usize, world: usize) -> bool {
-    cx.settings.fast && world > 1 && SumTree::new(micro_steps).rows(world).len() == world
+    let all = cx.libraries.nccl.as_ref().is_some_and(|nccl| nccl.place().world == world);
+    cx.settings.fast && world > 1 && all && SumTree::new(micro_steps).rows(world).len() == world
 }
 
 /// The sums of the nodes of all ranks: of each part to its owner, or of everything to all.
 fn reduce(cx: &mut Lower<'_>, op: &Exchange, inp: Slot, out: u64) -> Result<()> {
-    let (number, at, slices) = (number_type(inp.dtype)?, cx.ptr(inp)?, Slices::new(op.place));
+    let (number, at) = (number_type(inp.dtype)?, cx.ptr(inp)?);
     let all = if op.divided {
-        let part = |to: usize| {
-            let part = slices.part_of(&(0..inp.numel()), to);
+        let part = |(to, part): (usize, Range<usize>)| {
             let at = at + (part.start * inp.dtype.size()) as u64;
             Transfer::Reduce { at, out, elements: part.len(), number, to: Some(to) }
         };
-        (0..op.place.world).map(part).collect()
+        op.receivers(inp.numel()).into_iter().map(part).collect()
     } else {
         vec![Transfer::Reduce { at, out, elements: inp.numel(), number, to: None }]
     };
@@ -65,8 +65,7 @@ fn reduce(cx: &mut Lower<'_>, op: &Exchange, inp: Slot, out: u64) -> Result<()> 
 }
 
 pub(crate) fn exchange(cx: &mut Lower<'_>, op: &Exchange) -> Result<()> {
-    let Place { rank, world } = op.place;
-    let (slices, size) = (Slices::new(op.place), op.out.dtype.size());
+    let (rank, world, size) = (op.place.rank, op.within().world, op.out.dtype.size());
     let width = op.out.numel() / op.rows() * size;
     let out = cx.ptr(op.out)?;
     // what all get is where a fault of this rank must show: the loss
@@ -82,8 +81,7 @@ pub(crate) fn exchange(cx: &mut Lower<'_>, op: &Exchange) -> Result<()> {
         let at = out + (row * width) as u64;
         match op.inp.filter(|_| from == rank) {
             Some(inp) => {
-                let elements = inp.numel();
-                let own = if op.divided { slices.part_of(&(0..elements), rank) } else { 0..elements };
+                let own = op.part(inp.numel(), op.within().rank);
                 if !own.is_empty() {
                     let here = cx.ptr(inp)? + (own.start * size) as u64;
                     cx.copy(at, here, width);
@@ -94,8 +92,7 @@ pub(crate) fn exchange(cx: &mut Lower<'_>, op: &Exchange) -> Result<()> {
     }
     if let Some(inp) = op.inp {
         let base = cx.ptr(inp)?;
-        for to in (0..world).filter(|to| *to != rank) {
-            let part = if op.divided { slices.part_of(&(0..inp.numel()), to) } else { 0..inp.numel() };
+        for (to, part) in op.receivers(inp.numel()).into_iter().filter(|(to, _)| *to != rank) {
             all.push(Transfer::Send { at: base + (part.start * size) as u64, bytes: part.len() * size, to });
         }
     }
@@ -103,15 +100,16 @@ pub(crate) fn exchange(cx: &mut Lower<'_>, op: &Exchange) -> Result<()> {
 }
 
 pub(crate) fn all_gather(cx: &mut Lower<'_>, op: &AllGather) -> Result<()> {
-    if op.place.is_alone() {
+    let (slices, place) = (op.slices, op.slices.place);
+    if place.is_alone() {
         return Ok(());
     }
-    let (slices, size, base) = (Slices::new(op.place), op.data.dtype.size(), cx.ptr(op.data)?);
+    let (size, base) = (op.data.dtype.size(), cx.ptr(op.data)?);
     let part = |from: usize| {
         let part = slices.part_of(&(0..op.data.numel()), from);
         Transfer::Broadcast { at: base + (part.start * size) as u64, bytes: part.len() * size, from }
     };
-    transfer(cx, op.place, "all_gather", (0..op.place.world).map(part).collect())
+    transfer(cx, place, "all_gather", (0..place.world).map(part).collect())
 }
 
 pub(crate) fn tree_sum(cx: &mut Lower<'_>, op: &TreeSum) -> Result<()> {

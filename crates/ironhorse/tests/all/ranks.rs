@@ -2,8 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
+use ironhorse::core::op::Op;
+use ironhorse::core::ranks::{Turn, turns};
 use ironhorse::core::{
-    Communicator, EngineExt, Optimizer, Place, Pool, Precision, Scalars, Shard, host_memory,
+    Communicator, EngineExt, Optimizer, Place, Pool, Precision, Scalars, Section, Shard, host_memory,
 };
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::model::{Lora, ModelConfig, Sums, Targets};
@@ -22,12 +24,22 @@ struct Job {
     optimizer: Optimizer,
     accumulate: u32,
     shard: Shard,
+    /// Ranks of a machine.
+    machine: usize,
+    /// Pieces of a bucket; the usual bucket is larger than the models of these tests.
+    bucket: usize,
 }
 
 impl Job {
     fn of(model: &str) -> Self {
         let config = ModelConfig::parse(model).unwrap();
-        Self { config, lora: None, optimizer: Optimizer::AdamW, accumulate: 4, shard: Shard::State }
+        let (optimizer, shard) = (Optimizer::AdamW, Shard::State);
+        Self { config, lora: None, optimizer, accumulate: 4, shard, machine: 1, bucket: 1 }
+    }
+
+    fn sums(&self, place: Place) -> Sums {
+        let Self { shard, accumulate, machine, bucket, .. } = *self;
+        Sums { place, shard, accumulate, machine, bucket }
     }
 }
 
@@ -47,7 +59,7 @@ struct Outcome {
 
 fn session(job: Job, ranks: Arc<dyn Communicator>) -> Session {
     let place = ranks.place();
-    let sums = Some(Sums { place, shard: job.shard, accumulate: job.accumulate });
+    let sums = Some(job.sums(place));
     let precision = Precision::F32.with_optimizer(job.optimizer);
     let spec = SessionSpec { train: Some(SHAPE), lora: job.lora, sums, precision, ..SessionSpec::default() };
     let mut session = Session::new(Box::new(CpuEngine::new(1)), job.config, &spec).unwrap();
@@ -122,10 +134,18 @@ fn check(job: Job, worlds: &[usize]) {
             if muon || (shard == Shard::Grads && !world.is_power_of_two()) {
                 continue;
             }
-            let found = run(Job { shard, ..job }, world);
-            let what = format!("{} of world {world}, {}", job.config.kind(), shard.name());
-            assert_eq!(found.results, alone.results, "{what}");
-            assert!(found.state == alone.state, "{what}: the state has other bits");
+            // one bucket; several; machines that add up among themselves first
+            let machines = (2..world).filter(|machine| world.is_multiple_of(*machine));
+            for (bucket, machine) in
+                [(0, 1), (1, 1), (2, 1)].into_iter().chain(machines.map(|machine| (1, machine)))
+            {
+                let found = run(Job { shard, bucket, machine, ..job }, world);
+                let kind = job.config.kind();
+                let what =
+                    format!("{kind} of world {world}, {}, bucket {bucket}, machine {machine}", shard.name());
+                assert_eq!(found.results, alone.results, "{what}");
+                assert!(found.state == alone.state, "{what}: the state has other bits");
+            }
         }
     }
 }
@@ -143,6 +163,13 @@ fn a_gpt2_is_the_same_in_any_world() {
 #[test]
 fn worlds_that_are_no_powers_of_two_are_the_same() {
     check(Job { accumulate: 6, ..Job::of(GPT2) }, &[2, 3, 6]);
+}
+
+/// Eight ranks in machines of two and of four, and a machine whose micro-steps are no node of the tree.
+#[test]
+fn machines_that_add_up_first_are_the_same() {
+    check(Job { accumulate: 8, ..Job::of(GPT2) }, &[8]);
+    check(Job { accumulate: 12, ..Job::of(GPT2) }, &[4]);
 }
 
 #[test]
@@ -170,7 +197,7 @@ fn muon_is_the_same_in_any_world() {
 fn a_rank_keeps_only_its_part() {
     let job = Job::of(GPT2);
     let layout = |world, shard| {
-        let sums = Some(Sums { place: Place { rank: 0, world }, shard, accumulate: job.accumulate });
+        let sums = Some(Job { shard, ..job }.sums(Place { rank: 0, world }));
         SessionSpec { train: Some(SHAPE), sums, ..SessionSpec::default() }.layout(&job.config).unwrap()
     };
     let whole = layout(2, Shard::None);
@@ -183,11 +210,45 @@ fn a_rank_keeps_only_its_part() {
     }
 }
 
+/// Gradients are exchanged while the backward computes others: as soon as they are complete, into memory that nothing else uses.
+#[test]
+fn buckets_are_exchanged_beside_the_backward() {
+    let job = Job { accumulate: 4, ..Job::of("n_layer=4,n_head=2,n_embd=128,vocab_size=203,context=16") };
+    for (shard, machine) in [(Shard::None, 1), (Shard::State, 1), (Shard::State, 2), (Shard::Grads, 1)] {
+        let place = Place { rank: 1, world: 4 };
+        let sums = Job { shard, machine, ..job }.sums(place);
+        let spec = SessionSpec { train: Some(SHAPE), sums: Some(sums), ..SessionSpec::default() };
+        let session = Session::new(Box::new(CpuEngine::new(1)), job.config, &spec).unwrap();
+        let program = session.train_program().unwrap();
+        let after = sums.after_each(4, program.flat(Pool::Grads).numel());
+        let ranges: Vec<_> = after
+            .last()
+            .unwrap()
+            .beside
+            .iter()
+            .map(|origin| program.range_at(Section::Sum, origin))
+            .collect();
+        let backward = program.range(Section::Backward);
+        let order = turns(program.nodes(), backward.clone(), &ranges);
+        let is_exchange = |turn: &Turn| matches!(program.nodes()[turn.op].op, Op::Exchange(_));
+        let exchanges: Vec<usize> = (0..order.len()).filter(|&at| is_exchange(&order[at])).collect();
+        // how many ops of the backward come after the exchange has begun
+        let behind: Vec<usize> = exchanges
+            .iter()
+            .map(|&at| order[at..].iter().filter(|turn| backward.contains(&turn.op)).count())
+            .collect();
+        let (first, beside) = (behind[0], behind.iter().filter(|&&count| count > 0).count());
+        let what = format!("{} machine {machine}: {behind:?} of {}", shard.name(), backward.len());
+        assert!(exchanges.len() >= 12 && first > backward.len() / 2, "{what}");
+        assert!(beside > behind.len() / 2, "{what}");
+    }
+}
+
 #[test]
 fn what_ranks_cannot_share_is_refused() {
     let job = Job::of(GPT2);
     let refused = |world, shard, optimizer| {
-        let sums = Some(Sums { place: Place { rank: 0, world }, shard, accumulate: job.accumulate });
+        let sums = Some(Job { shard, ..job }.sums(Place { rank: 0, world }));
         let precision = Precision::F32.with_optimizer(optimizer);
         let spec = SessionSpec { train: Some(SHAPE), sums, precision, ..SessionSpec::default() };
         spec.layout(&job.config).unwrap_err().to_string()

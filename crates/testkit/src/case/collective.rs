@@ -3,7 +3,8 @@
 use super::elementwise::SIZES;
 use super::{Case, Kit};
 use ironhorse_core::op::{AllGather, Exchange, TreeSum};
-use ironhorse_core::{Place, Precision, SumTree};
+use ironhorse_core::ranks::Among;
+use ironhorse_core::{Place, Precision, Slices, SumTree};
 
 /// Micro-steps and ranks: one row, some, as many as there are micro-steps, and several of one rank.
 const SHARED: [(usize, usize); 9] =
@@ -22,11 +23,19 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
         for divided in [false, true] {
             let mut kit = Kit::with_precision(p, format!("n{n} divided {divided}"));
             let (out, inp) = (kit.slot([1, n]), Some(kit.slot([n])));
-            cases.push(kit.finish(Exchange { out, inp, round: 0, micro_steps: 4, place, divided }));
+            cases.push(kit.finish(Exchange {
+                out,
+                inp,
+                round: 0,
+                micro_steps: 4,
+                place,
+                among: Among::All,
+                divided,
+            }));
         }
         let mut kit = Kit::with_precision(p, format!("n{n}"));
         let data = kit.slot([n]);
-        cases.push(kit.finish(AllGather { data, place }));
+        cases.push(kit.finish(AllGather { data, slices: Slices::new(place) }));
     }
     cases
 }

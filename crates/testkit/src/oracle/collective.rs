@@ -21,7 +21,7 @@ pub(super) fn exchange(pools: &mut Pools, op: &Exchange) -> Result<()> {
 }
 
 pub(super) fn all_gather(_pools: &mut Pools, op: &AllGather) -> Result<()> {
-    alone(op.place)
+    alone(op.slices.place)
 }
 
 pub(super) fn tree_sum(pools: &mut Pools, op: &TreeSum) -> Result<()> {
@@ -35,6 +35,7 @@ mod tests {
     use crate::Kit;
     use ironhorse_core::Place;
     use ironhorse_core::op::{Exchange, TreeSum};
+    use ironhorse_core::ranks::Among;
 
     #[test]
     fn sums_by_hand() {
@@ -44,7 +45,7 @@ mod tests {
         let mut kit = Kit::new("alone");
         let (out, inp) = (kit.slot([1, 2]), kit.f32s([2], &[1.0, 2.0]));
         let (inp, place) = (Some(inp), Place::ALONE);
-        let op = Exchange { out, inp, round: 0, micro_steps: 3, place, divided: true };
+        let op = Exchange { out, inp, round: 0, micro_steps: 3, place, among: Among::All, divided: true };
         kit.finish(op).expect_f64(out, &[1.0, 2.0]);
     }
 }

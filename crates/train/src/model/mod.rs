@@ -19,5 +19,5 @@ pub(crate) use gpt2::LAYERNORM_EPS;
 pub use lora::{Adapted, AdapterPart, BaseDigest, Lora, Target, Targets, add_product};
 pub use moe::{Family, MoeConfig, RopeType};
 pub use notation::Notation;
-pub use recompute::{Recompute, StepOptions, Sums};
+pub use recompute::{After, Recompute, StepOptions, Sums};
 pub use tensor_spec::TensorSpec;

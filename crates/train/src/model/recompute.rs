@@ -46,6 +46,19 @@ pub struct Sums {
     pub shard: Shard,
     /// Micro-steps of a step of all ranks, at most.
     pub accumulate: u32,
+    /// Ranks of a machine, whose links are faster than those between machines; 0 or 1 where that is not known.
+    pub machine: usize,
+    /// Pieces ([`PIECE_ELEMENTS`](ironhorse_core::ranks::PIECE_ELEMENTS)) that are exchanged at a time; 0 for the usual number.
+    pub bucket: usize,
+}
+
+/// What runs after a micro-step: ops of [`Section::Sum`](ironhorse_core::Section::Sum) by their origins, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct After {
+    /// Beside the backward: what ranks exchange of gradients.
+    pub beside: Vec<String>,
+    /// Behind it.
+    pub then: Vec<String>,
 }
 
 impl Sums {

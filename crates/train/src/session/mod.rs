@@ -308,8 +308,7 @@ impl Session {
         let scalars = &Scalars { overwrites: scalars.overwrites || sums, ..*scalars };
         batch.write(self.engine.as_mut(), program)?;
         self.engine.run_section(program, Section::Forward, scalars)?;
-        self.engine.run_section(program, Section::Backward, scalars)?;
-        if sums { self.add_up(scalars) } else { Ok(()) }
+        self.backward(scalars)
     }
 
     /// The optimizer's update after the last micro-step; returns (loss, gradient norm before clipping).
@@ -392,7 +391,7 @@ impl Session {
         let program = self.programs.decode.as_ref().ok_or_else(not_generating)?;
         let scalars = Scalars { position: position as u32, ..Scalars::default() };
         let mut record = Vec::new();
-        self.engine.profile(program, program.range(Section::Forward), &scalars, &mut record)?;
+        self.engine.profile(program, program.range(Section::Forward), &[], &scalars, &mut record)?;
         Ok(record)
     }
 

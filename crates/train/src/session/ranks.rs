@@ -2,12 +2,12 @@
 
 use super::{Session, io, not_trained};
 use crate::format::checkpoint::{CheckpointParts, widen};
-use crate::model::Sums;
+use crate::model::{After, Sums};
 use crate::{Error, Result};
 use ironhorse_core::ranks::Alone;
 use ironhorse_core::{
-    Communicator, EngineExt, HostMemory, Param, Place, Pool, Program, Scalars, Section, Shape, Slices, Slot,
-    SumTree, join_master,
+    Communicator, Engine, EngineExt, HostMemory, Param, Place, Pool, Program, Scalars, Section, Shape,
+    Slices, Slot, SumTree, Timed, join_master,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use std::sync::Arc;
 pub(super) struct Ranks {
     pub sums: Option<Sums>,
     pub with: Arc<dyn Communicator>,
-    /// What runs after each micro-step of this rank in the step under way ([`Sums::after_each`]).
-    after: Vec<Vec<String>>,
+    /// What runs beside and after each micro-step of this rank in the step under way ([`Sums::after_each`]).
+    after: Arc<Vec<Behind>>,
     /// Micro-steps made of the step under way.
     made: usize,
     /// Micro-steps of the step under way, of all ranks together.
@@ -27,18 +27,43 @@ pub(super) struct Ranks {
 impl Ranks {
     pub fn new(sums: Option<Sums>) -> Self {
         let sums = sums.filter(Sums::is_needed);
-        Self { sums, with: Arc::new(Alone), after: Vec::new(), made: 0, micro_steps: 1 }
+        Self { sums, with: Arc::new(Alone), after: Arc::default(), made: 0, micro_steps: 0 }
     }
 
     /// Of how many micro-steps a number that is added up over them is the sum.
     pub fn added(&self) -> usize {
-        if self.sums.is_some() { self.micro_steps } else { 1 }
+        if self.sums.is_some() { self.micro_steps.max(1) } else { 1 }
     }
 
     /// How state is divided, if it is.
     fn slices(&self) -> Option<Slices> {
         self.sums.filter(Sums::shards_state).map(|sums| sums.slices())
     }
+}
+
+/// The ops of [`After`], neighbours joined.
+struct Behind {
+    beside: Vec<Range<usize>>,
+    then: Vec<Range<usize>>,
+}
+
+impl Behind {
+    fn new(program: &Program, After { beside, then }: &After) -> Self {
+        Self { beside: ranges(program, beside), then: ranges(program, then) }
+    }
+}
+
+/// The ops of these origins, neighbours joined.
+fn ranges(program: &Program, origins: &[String]) -> Vec<Range<usize>> {
+    let mut all: Vec<Range<usize>> = Vec::new();
+    for ops in origins.iter().map(|origin| program.range_at(Section::Sum, origin)) {
+        match all.last_mut() {
+            _ if ops.is_empty() => {}
+            Some(last) if last.end == ops.start => last.end = ops.end,
+            _ => all.push(ops),
+        }
+    }
+    all
 }
 
 /// Where a tensor of a pool of which this rank has a part is: places in the tensor, and slots.
@@ -83,9 +108,14 @@ impl Session {
 
     /// Begins a step of so many micro-steps, of all ranks together. Gives the numbers of those that this rank makes.
     pub fn begin_step(&mut self, micro_steps: usize) -> Vec<usize> {
-        let Some(sums) = self.ranks.sums else { return self.share_of(micro_steps) };
-        (self.ranks.after, self.ranks.made) = (sums.after_each(micro_steps), 0);
-        self.ranks.micro_steps = micro_steps;
+        self.ranks.made = 0;
+        if let (Some(sums), Some(program)) = (self.ranks.sums, &self.programs.train)
+            && self.ranks.micro_steps != micro_steps
+        {
+            let after = sums.after_each(micro_steps, program.flat(Pool::Grads).numel());
+            self.ranks.after = Arc::new(after.iter().map(|after| Behind::new(program, after)).collect());
+            self.ranks.micro_steps = micro_steps;
+        }
         self.share_of(micro_steps)
     }
 
@@ -97,21 +127,66 @@ impl Session {
         }
     }
 
-    /// Runs the ops of the section of sums that have this origin.
-    fn run_sum(&mut self, origin: &str, scalars: &Scalars) -> Result<()> {
+    /// The backward of a micro-step that was begun, and what adds it to the others. What ranks exchange of gradients goes on while the
+    /// backward computes the next of them, where the engine can do both.
+    pub(super) fn backward(&mut self, scalars: &Scalars) -> Result<()> {
         let program = self.programs.train.as_ref().ok_or_else(not_trained)?;
-        let ops = program.range_at(Section::Sum, origin);
-        if ops.is_empty() {
-            return Ok(());
+        let (backward, after) = (program.range(Section::Backward), self.ranks.after.clone());
+        let behind = after.get(self.ranks.made).filter(|_| self.ranks.sums.is_some());
+        self.ranks.made += 1;
+        match behind {
+            Some(Behind { beside, .. }) if !beside.is_empty() => {
+                self.engine.run_beside(program, backward, beside, scalars)?;
+            }
+            _ => self.engine.run(program, backward, scalars)?,
         }
-        Ok(self.engine.run(program, ops, scalars)?)
+        let then = behind.map_or(&[][..], |behind| &behind.then);
+        Ok(then.iter().try_for_each(|ops| self.engine.run(program, ops.clone(), scalars))?)
     }
 
-    /// Adds the micro-step that was just made to the others.
-    pub(super) fn add_up(&mut self, scalars: &Scalars) -> Result<()> {
-        let origins = self.ranks.after.get(self.ranks.made).cloned().unwrap_or_default();
+    /// One step whose micro-steps of this rank all have this batch, and the update, each kernel timed by itself. All ranks must call it.
+    pub fn record_step(&mut self, batch: super::Batch<'_>, scalars: &Scalars) -> Result<Vec<Timed>> {
+        let micro_steps = self.ranks.sums.map_or(1, |sums| sums.accumulate as usize);
+        let scalars = Scalars { overwrites: self.ranks.sums.is_some(), ..*scalars };
+        let shares = self.begin_step(micro_steps);
+        let program = self.programs.train.as_ref().ok_or_else(not_trained)?;
+        batch.write(self.engine.as_mut(), program)?;
+        self.engine.synchronize()?;
+        let mut all = Vec::new();
+        let mut record =
+            |engine: &mut dyn Engine, ops: Range<usize>, beside: &[Range<usize>]| -> Result<()> {
+                let mut now = Vec::new();
+                engine.profile(program, ops, beside, &scalars, &mut now)?;
+                let end = all.iter().map(|timed: &Timed| timed.start_ns + timed.ns).max().unwrap_or(0);
+                all.extend(now.into_iter().map(|timed| Timed { start_ns: end + timed.start_ns, ..timed }));
+                Ok(())
+            };
+        let [forward, backward, update] =
+            [Section::Forward, Section::Backward, Section::Update].map(|section| program.range(section));
+        let after = self.ranks.after.clone();
+        if after.is_empty() {
+            record(self.engine.as_mut(), 0..update.end, &[])?;
+            return Ok(all);
+        }
+        for behind in after.iter().take(shares.len()) {
+            record(self.engine.as_mut(), forward.clone(), &[])?;
+            record(self.engine.as_mut(), backward.clone(), &behind.beside)?;
+            for ops in &behind.then {
+                record(self.engine.as_mut(), ops.clone(), &[])?;
+            }
+        }
+        record(self.engine.as_mut(), update, &[])?;
+        Ok(all)
+    }
+
+    /// Adds what is in the gradients to the others, as if a micro-step had been made.
+    fn add_up(&mut self, scalars: &Scalars) -> Result<()> {
+        let program = self.programs.train.as_ref().ok_or_else(not_trained)?;
+        let after = self.ranks.after.clone();
+        let behind = after.get(self.ranks.made);
         self.ranks.made += 1;
-        origins.iter().try_for_each(|origin| self.run_sum(origin, scalars))
+        let all = behind.into_iter().flat_map(|behind| behind.beside.iter().chain(&behind.then));
+        Ok(all.into_iter().try_for_each(|ops| self.engine.run(program, ops.clone(), scalars))?)
     }
 
     /// Forward and backward of a micro-step whose results nobody uses: engines that choose algorithms choose them.

@@ -31,7 +31,7 @@ pub fn session_spec_of_rank(
 /// How ranks add up the rows of the batch. Refuses answers whose loss is not a sum over them, and batches that the ranks cannot
 /// share.
 pub fn shared(reference: &dyn Reference, place: Place, shard: Shard) -> Result<Sums> {
-    let sums = Sums { place, shard, accumulate: reference.batch() as u32 };
+    let sums = Sums { place, shard, accumulate: reference.batch() as u32, ..Sums::default() };
     let world = place.world;
     if !reference.batch().is_multiple_of(world) {
         let expected = format!("a multiple of the {world} ranks, which share them");

@@ -6,6 +6,7 @@ use crate::{Outcome, failure, out, ranks};
 use anyhow::{Result, bail};
 use ironhorse::Device;
 use ironhorse::core::op::{Exchange, Fill, TreeSum};
+use ironhorse::core::ranks::Among;
 use ironhorse::core::{Builder, Communicator, DType, EngineExt, Place, Scalars, Slices};
 use ironhorse::cuda::{self, Settings};
 use ironhorse_ranks::{Environment, TcpRanks};
@@ -180,7 +181,15 @@ fn exchange(device: Device, threads: usize, with: &Arc<TcpRanks>) -> Result<Timi
     let inp = b.activation([ELEMENTS], DType::F32);
     let out = b.activation([world, part], DType::F32);
     b.push(Fill { out: inp, value: (rank + 1) as f32 })?;
-    b.push(Exchange { out, inp: Some(inp), round: 0, micro_steps: world, place, divided: true })?;
+    b.push(Exchange {
+        out,
+        inp: Some(inp),
+        round: 0,
+        micro_steps: world,
+        place,
+        among: Among::All,
+        divided: true,
+    })?;
     if part > 0 {
         b.push(TreeSum { out: sum, inp: out, micro_steps: world, world })?;
     }

@@ -3,12 +3,13 @@
 use crate::args::{ShardArg, heading};
 use crate::hardware::human_bytes;
 use crate::number;
+use crate::ranks::pieces_of;
 use anyhow::Result;
 use clap::Args;
 use ironhorse::core::op::Op;
-use ironhorse::core::ranks::Links;
-use ironhorse::core::{Limits, Node, Optimizer, Place, Pool, Precision, Program, Section, Shard};
-use ironhorse::train::model::{Adapted, StepOptions, Sums};
+use ironhorse::core::ranks::{Lasting, Links, Turn, turns};
+use ironhorse::core::{Limits, Optimizer, Place, Pool, Precision, Program, Section, Shard};
+use ironhorse::train::model::{Adapted, After, StepOptions, Sums};
 use serde::Serialize;
 use std::ops::Range;
 
@@ -31,6 +32,9 @@ pub struct ClusterArgs {
     /// Bytes a second and direction of each GPU's network card
     #[arg(long, value_name = "SIZE", default_value = "50GB", value_parser = number::bytes, requires = "gpus")]
     network: u64,
+    /// Gradients that are exchanged at a time, as `train --bucket`
+    #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = number::bytes, requires = "gpus")]
+    bucket: u64,
     /// Let NCCL add gradients, as `train --fast`: less between machines, but other last bits for other numbers of GPUs
     #[arg(long, requires = "gpus")]
     fast: bool,
@@ -103,8 +107,8 @@ struct Assumed {
     reached: f64,
     call_us: f64,
     message_us: [f64; 2],
-    /// The part of the exchange that the backward hides: collectives wait for it, and it for them.
-    overlap: f64,
+    /// How much slower a GPU computes while it exchanges.
+    slows: f64,
 }
 
 /// A step, in milliseconds of one rank.
@@ -116,6 +120,9 @@ struct Predicted {
     exchange_ms: f64,
     gather_ms: f64,
     update_ms: f64,
+    /// How much of what is exchanged and gathered goes on while something is computed.
+    hidden_ms: f64,
+    /// Less than the sum of the above by what is hidden, but for what computing loses to what goes on beside it.
     step_ms: f64,
     /// Bytes of a rank over NVLink and over its network card.
     nvlink_bytes: f64,
@@ -140,7 +147,10 @@ impl ClusterArgs {
 
     /// How the micro-steps of one GPU are added up.
     pub fn sums(&self, rank: usize, accumulate: u32, optimizer: Optimizer) -> Sums {
-        Sums { place: Place { rank, world: self.world() }, shard: self.shard(optimizer), accumulate }
+        let place = Place { rank, world: self.world() };
+        let machine = if self.fast { 1 } else { self.gpus.unwrap_or(1) };
+        let bucket = pieces_of(self.bucket);
+        Sums { place, shard: self.shard(optimizer), accumulate, machine, bucket }
     }
 
     /// Plans the ranks with the most and the least memory, and a step; `None` without `--gpus`.
@@ -219,6 +229,13 @@ impl RankMemory {
     }
 }
 
+/// Ops, and those that run beside them.
+#[derive(Clone)]
+struct Ops {
+    main: Range<usize>,
+    beside: Vec<Range<usize>>,
+}
+
 /// What tells how long ops take.
 struct Clock {
     limits: Limits,
@@ -228,45 +245,57 @@ struct Clock {
 }
 
 impl Clock {
-    /// (seconds of computing, seconds of waiting for others) of some ops; adds what they move to `step`.
-    fn time(&self, nodes: &[Node], step: &mut Predicted) -> (f64, f64) {
-        let mut times = (0.0, 0.0);
-        for node in nodes {
-            match self.links.traffic(&node.op) {
-                Some(traffic) => {
-                    let seconds = self.links.seconds(&traffic);
-                    times.1 += seconds;
-                    step.nvlink_bytes += traffic.inside;
-                    step.network_bytes += traffic.outside;
-                    let to = if matches!(node.op, Op::Exchange(_)) {
-                        &mut step.exchange_ms
-                    } else {
-                        &mut step.gather_ms
-                    };
-                    *to += 1e3 * seconds;
-                }
-                None => times.0 += self.limits.least_seconds(node.op.flops(), node.op.bytes()),
-            }
-        }
-        times
+    /// Ops, and others beside them, with the time that each takes by itself; what is computed takes `factor` times what the limits
+    /// allow. Adds what they move to `step`.
+    fn lasting(&self, program: &Program, ops: &Ops, factor: f64, step: &mut Predicted) -> Vec<Lasting> {
+        let lasting = |turn: Turn| {
+            let op = &program.nodes()[turn.op].op;
+            let Some(traffic) = self.links.traffic(op) else {
+                let seconds = factor * self.limits.least_seconds(op.flops(), op.bytes());
+                return Lasting { turn, seconds, exchanges: false };
+            };
+            let seconds = self.links.seconds(&traffic);
+            step.nvlink_bytes += traffic.inside;
+            step.network_bytes += traffic.outside;
+            let exchanged = matches!(op, Op::Exchange(_));
+            *(if exchanged { &mut step.exchange_ms } else { &mut step.gather_ms }) += 1e3 * seconds;
+            Lasting { turn, seconds, exchanges: true }
+        };
+        turns(program.nodes(), ops.main.clone(), &ops.beside).into_iter().map(lasting).collect()
+    }
+
+    /// Runs ops: adds their time to the step, with what they hide. Gives the milliseconds of what is computed.
+    fn run(&self, program: &Program, ops: &Ops, factor: f64, step: &mut Predicted) -> f64 {
+        let all = self.lasting(program, ops, factor, step);
+        let time = self.links.beside(&all);
+        step.step_ms += 1e3 * time.seconds;
+        step.hidden_ms += 1e3 * time.hidden;
+        1e3 * all.iter().filter(|op| !op.exchanges).map(|op| op.seconds).sum::<f64>()
     }
 
     /// A step of a rank that makes these micro-steps with others or alone.
     fn step(&self, program: &Program, sums: Sums) -> Predicted {
         let mut step = Predicted::default();
-        let part = |range: Range<usize>| program.nodes().get(range).unwrap_or_default();
-        let after = sums.after_each(sums.accumulate as usize);
         let [forward, backward, update] = [Section::Forward, Section::Backward, Section::Update]
-            .map(|section| part(program.range(section)));
-        let both = 1e3 * (self.time(forward, &mut step).0 + self.time(backward, &mut step).0);
-        step.forward_backward_ms = after.len() as f64 * self.micro_step.unwrap_or(both);
-        for origin in after.iter().flatten() {
-            let ops = part(program.range_at(Section::Sum, origin));
-            step.sum_ms += 1e3 * self.time(ops, &mut step).0;
+            .map(|section| Ops { main: program.range(section), beside: Vec::new() });
+        let origin = |origin: &String| program.range_at(Section::Sum, origin);
+        let mut unused = Predicted::default();
+        let least: f64 =
+            [&forward, &backward].map(|ops| self.run(program, ops, 1.0, &mut unused)).iter().sum();
+        let each = self.micro_step.unwrap_or(least);
+        let factor = each / least;
+        for After { beside, then } in
+            sums.after_each(sums.accumulate as usize, program.flat(Pool::Grads).numel())
+        {
+            let beside = Ops { beside: beside.iter().map(origin).collect(), ..backward.clone() };
+            let both = [&forward, &beside].map(|ops| self.run(program, ops, factor, &mut step));
+            step.forward_backward_ms += each;
+            step.sum_ms += both.iter().sum::<f64>() - each;
+            for main in then.iter().map(origin) {
+                step.sum_ms += self.run(program, &Ops { main, beside: Vec::new() }, 1.0, &mut step);
+            }
         }
-        step.update_ms = 1e3 * self.time(update, &mut step).0;
-        let Predicted { forward_backward_ms, sum_ms, exchange_ms, gather_ms, update_ms, .. } = step;
-        step.step_ms = forward_backward_ms + sum_ms + exchange_ms + gather_ms + update_ms;
+        step.update_ms = self.run(program, &update, 1.0, &mut step);
         step
     }
 
@@ -291,7 +320,7 @@ impl Clock {
             reached: self.links.reached,
             call_us: 1e6 * self.links.call,
             message_us: [self.links.message_inside, self.links.message_outside].map(|seconds| 1e6 * seconds),
-            overlap: 0.0,
+            slows: self.links.slows,
         }
     }
 }
@@ -313,16 +342,21 @@ impl Cluster {
         }
         lines.push(row("total", &size(self.most.total), &size(self.least.total)));
         lines.push(format!(
-            "of the activations {} receive the gradients of other ranks, in memory that the backward has left",
+            "of the activations {} receive the gradients of other ranks, beside the backward",
             size(self.most.receive_buffers)
         ));
         lines.push(String::new());
         let parts = [
             ("forward, backward", step.forward_backward_ms, String::new()),
             ("sums", step.sum_ms, String::new()),
-            ("exchange", step.exchange_ms, "  not hidden behind the backward".into()),
+            ("exchange", step.exchange_ms, String::new()),
             ("gather", step.gather_ms, String::new()),
             ("update", step.update_ms, String::new()),
+            (
+                "hidden",
+                step.hidden_ms,
+                format!("  exchanged while computing, which is {:.0} % slower then", 100.0 * assumed.slows),
+            ),
             ("step", step.step_ms, format!("  {:.0} tokens/s of all GPUs", step.tokens_per_s)),
         ];
         for (name, ms, note) in parts {

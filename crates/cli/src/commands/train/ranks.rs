@@ -24,11 +24,13 @@ const MAY_DIFFER: [&str; 6] = ["data", "val-data", "init", "tokenizer", "threads
 pub struct Party {
     ranks: Arc<dyn Communicator>,
     environment: Option<Environment>,
+    /// The machine of each.
+    hosts: Vec<String>,
 }
 
 impl Default for Party {
     fn default() -> Self {
-        Self { ranks: Arc::new(Alone), environment: None }
+        Self { ranks: Arc::new(Alone), environment: None, hosts: Vec::new() }
     }
 }
 
@@ -114,7 +116,8 @@ impl Party {
         let Some(environment) = Environment::read()? else { return Ok(Self::default()) };
         let stop = || control.stop_reason().is_some();
         let ranks = ranks::meet(&environment, args.rank.rank_timeout, &control.stop_flag(), &stop)?;
-        Ok(Self { ranks, environment: Some(environment) })
+        let hosts = ranks.hosts();
+        Ok(Self { ranks, environment: Some(environment), hosts })
     }
 
     pub fn place(&self) -> Place {
@@ -183,8 +186,19 @@ impl Party {
 
     /// How micro-steps are added up.
     pub fn sums(&self, args: &TrainArgs) -> Option<Sums> {
-        let sums = Sums { place: self.place(), shard: shard_of(args), accumulate: args.accumulate };
+        let sums = Sums {
+            place: self.place(),
+            shard: shard_of(args),
+            accumulate: args.accumulate,
+            machine: if args.engine.cuda.fast { 1 } else { self.machine(args) }, // NCCL adds inside machines itself
+            bucket: ranks::pieces_of(args.rank.bucket),
+        };
         (args.rank.sum == SumArg::Tree || !self.place().is_alone()).then_some(sums)
+    }
+
+    /// How many ranks a machine has: 1 unless all have as many, numbered machine by machine.
+    fn machine(&self, args: &TrainArgs) -> usize {
+        args.rank.local_ranks.unwrap_or_else(|| machine_of(&self.hosts))
     }
 
     /// Connects the session with those of the others, and makes sure that all of them do the same.
@@ -228,6 +242,16 @@ impl Party {
     }
 }
 
+/// How many of these hosts in a row are one machine: 1 unless all have as many.
+fn machine_of(hosts: &[String]) -> usize {
+    let sizes: Vec<usize> = hosts.chunk_by(|a, b| a == b).map(<[String]>::len).collect();
+    let mut names: Vec<&String> = hosts.iter().collect();
+    names.sort_unstable();
+    names.dedup();
+    let equal = sizes.iter().all(|size| Some(size) == sizes.first()) && names.len() == sizes.len();
+    sizes.first().copied().filter(|_| equal).unwrap_or(1)
+}
+
 /// What tells the weights of a session from others: a checksum over all of them, the frozen ones of a base too.
 fn weights(session: &mut Session) -> Result<String> {
     let program = session.train_program()?;
@@ -252,4 +276,16 @@ fn checksum(sum: u64, bytes: &[u8]) -> u64 {
     let step = |sum: u64, word: u64| (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     let sum = words.iter().fold(sum, |sum, word| step(sum, u64::from_le_bytes(*word)));
     rest.iter().fold(sum, |sum, byte| step(sum, u64::from(*byte)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_are_told_by_their_names() {
+        let of = |names: &str| machine_of(&names.chars().map(String::from).collect::<Vec<_>>());
+        assert_eq!([of("aabb"), of("aaaa"), of("abcd"), of("")], [2, 4, 1, 1]);
+        assert_eq!([of("aab"), of("abab"), of("aabbaa")], [1, 1, 1], "unequal, or not machine by machine");
+    }
 }

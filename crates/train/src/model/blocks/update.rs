@@ -67,17 +67,20 @@ impl Blocks {
         self.b.shard_state();
         let [params, grads] = [Pool::Params, Pool::Grads].map(|pool| self.b.flat(pool));
         let mut start = 0;
-        for range in slices.parts(params.numel()).into_iter().filter(|range| !range.is_empty()) {
+        // each bucket is sent as soon as its part is updated, while that of the next one is
+        for bucket in slices.buckets(params.numel()) {
+            let range = slices.part_of(&bucket, slices.place.rank);
             let local = |b: &Builder, pool: Pool| part(b.flat(pool), &(start..start + range.len()));
             let [moment1, moment2] = [Pool::Moment1, Pool::Moment2].map(|pool| local(&self.b, pool));
             let master = self.b.precision().has_master().then(|| local(&self.b, Pool::Master));
-            let (params, grads, first) = (part(params, &range), part(grads, &range), range.start);
-            self.b.push(AdamW { params, master, grads, moment1, moment2, norm, halt, first })?;
+            let (own, grads, first) = (part(params, &range), part(grads, &range), range.start);
+            if !range.is_empty() {
+                self.b.at("adamw");
+                self.b.push(AdamW { params: own, master, grads, moment1, moment2, norm, halt, first })?;
+            }
             start += range.len();
-        }
-        self.b.at("weights");
-        for bucket in slices.buckets(params.numel()) {
-            self.b.push(AllGather { data: part(params, &bucket), place: slices.place })?;
+            self.b.at("weights");
+            self.b.push(AllGather { data: part(params, &bucket), slices })?;
         }
         Ok(())
     }
