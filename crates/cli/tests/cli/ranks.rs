@@ -301,6 +301,54 @@ fn killed_at_random_the_run_goes_on_with_another_world() {
     assert!(done.text().contains("2 passed, 0 failed"), "{}", done.text());
 }
 
+/// A rank that dies while it writes its part of a checkpoint, or whose disk is full, leaves those from before; what was saved goes on.
+#[test]
+fn a_rank_that_fails_in_a_save_leaves_the_checkpoint_before() {
+    let place = Place::new();
+    let line =
+        |run: &str| format!("train {TINY} --val-batches 0 --steps 8 --save-every 2 --keep 0 --out {run}");
+    place.does(&line("whole"));
+    // the first change to the disk that rank 1 makes is in the first save; later ones are in that or in the next
+    for (fault, dies) in
+        [("1:abort", true), ("3:abort", true), ("9:abort", true), ("1:enospc", false), ("5:short", false)]
+    {
+        let (run, port) = (fault.replace(':', "-"), free_port());
+        let ranks = [0, 1].map(|rank| {
+            let mut command = as_rank(&place, &line(&run), &torchrun(rank, port));
+            if rank == 1 {
+                command.env("IRONHORSE_FAULT", fault);
+            }
+            Running::spawn(&place, command)
+        });
+        let [leader, other] = ranks.map(Running::end);
+        let folder = place.path(&run);
+        if dies {
+            assert_eq!(leader.code, Some(3), "{fault}: {}", leader.stderr);
+            assert!(
+                leader.stderr.contains("rank 1 on ") || leader.stderr.contains("its process has ended"),
+                "{}",
+                leader.stderr
+            );
+            assert_ne!(other.code, Some(0), "{}", other.stderr);
+            place.does(&match checkpoints(&folder).is_empty() {
+                true => format!("{} --overwrite --ranks 2", line(&run)),
+                false => format!("train --resume {run} --ranks 4"),
+            });
+        } else {
+            assert_eq!((leader.code, other.code), (Some(0), Some(0)), "{} {}", leader.stderr, other.stderr);
+            assert!(
+                leader.stderr.contains("not saved, will retry in a minute: rank 1: "),
+                "{}",
+                leader.stderr
+            );
+        }
+        assert_equal(&folder, &place.path("whole"), 8);
+        let left = std::fs::read_dir(folder.join("checkpoints")).unwrap().flatten();
+        let hidden = left.filter(|entry| entry.file_name().to_string_lossy().starts_with('.')).count();
+        assert_eq!(hidden, 0, "{fault}: what was not completed is gone");
+    }
+}
+
 /// Ranks of two machines, as far as they know, and buckets that are exchanged beside the backward.
 #[test]
 fn machines_that_add_up_first_train_the_same_run() {

@@ -210,6 +210,62 @@ fn a_rank_keeps_only_its_part() {
     }
 }
 
+/// What ranks write of a checkpoint: every element of every pool is written by exactly one, who has it.
+#[test]
+fn every_element_of_a_checkpoint_is_written_by_one_rank() {
+    for (optimizer, precision) in [
+        (Optimizer::AdamW, Precision::F32),
+        (Optimizer::AdamW, Precision::BF16),
+        (Optimizer::AdamW, Precision::BF16.with_residual().with_bf16_moments()),
+        (Optimizer::Muon, Precision::F32),
+    ] {
+        for (world, shard, machine) in [
+            (1, Shard::State, 1),
+            (2, Shard::None, 1),
+            (3, Shard::State, 1),
+            (4, Shard::Grads, 1),
+            (8, Shard::State, 2),
+        ] {
+            let job = Job { accumulate: 24, shard, machine, optimizer, ..Job::of(GPT2) };
+            if optimizer == Optimizer::Muon && shard != Shard::None {
+                continue;
+            }
+            let mut written: Vec<(Pool, usize, std::ops::Range<usize>)> = Vec::new();
+            let mut table = Vec::new();
+            for rank in 0..world {
+                let sums = Some(job.sums(Place { rank, world }));
+                let precision = precision.with_optimizer(optimizer);
+                let spec = SessionSpec { train: Some(SHAPE), sums, precision, ..SessionSpec::default() };
+                let session = Session::new(Box::new(CpuEngine::new(1)), job.config, &spec).unwrap();
+                table = session.train_program().unwrap().params().to_vec();
+                for (share, slot) in session.shares().unwrap() {
+                    assert_eq!(slot.numel(), share.elements.len());
+                    let layout = session.train_program().unwrap().layout().bytes(share.pool);
+                    assert!(slot.pool == share.pool && slot.end() <= layout, "rank {rank} has no {slot:?}");
+                    written.push((share.pool, share.index, share.elements));
+                }
+            }
+            let mut pools = vec![Pool::Params, Pool::Moment1, Pool::Moment2];
+            pools.extend(precision.has_master().then_some(Pool::Master));
+            for pool in pools {
+                for (index, param) in table.iter().enumerate() {
+                    let mut ranges: Vec<_> = written
+                        .iter()
+                        .filter(|one| (one.0, one.1) == (pool, index))
+                        .map(|one| one.2.clone())
+                        .collect();
+                    ranges.sort_by_key(|range| range.start);
+                    let end = ranges.iter().fold(0, |end, range| {
+                        assert_eq!(range.start, end, "{pool:?} {} of world {world}", param.name);
+                        range.end
+                    });
+                    assert_eq!(end, param.in_pool(pool).numel(), "{pool:?} {} of world {world}", param.name);
+                }
+            }
+        }
+    }
+}
+
 /// Gradients are exchanged while the backward computes others: as soon as they are complete, into memory that nothing else uses.
 #[test]
 fn buckets_are_exchanged_beside_the_backward() {

@@ -28,6 +28,8 @@ pub(super) struct Wish {
     pub save: bool,
     /// Of the leader: to draw a sample.
     pub samples: bool,
+    /// What this rank writes of a checkpoint is written; of what all agree about: what all ranks write is.
+    pub written: bool,
 }
 
 impl Wish {
@@ -83,6 +85,7 @@ impl Together {
         let stops = all.iter().find(|wish| wish.stop().is_some()).copied().unwrap_or_default();
         (agreed.asked, agreed.time) = (stops.asked, stops.time);
         agreed.asked_to_save = all.iter().any(|wish| wish.asked_to_save);
+        agreed.written = all.iter().all(|wish| wish.written);
         Ok(agreed)
     }
 

@@ -1,7 +1,7 @@
 //! A session that shares a run with those of other ranks: how micro-steps are added up, and state of which each has a part.
 
 use super::{Session, io, not_trained};
-use crate::format::checkpoint::{CheckpointParts, widen};
+use crate::format::checkpoint::{CheckpointParts, Share, widen};
 use crate::model::{After, Sums};
 use crate::{Error, Result};
 use ironhorse_core::ranks::Alone;
@@ -230,6 +230,46 @@ impl Session {
     pub fn state_slots(&self) -> Result<Vec<Slot>> {
         let program = self.train_program()?;
         Ok(pools(program).into_iter().map(|pool| program.flat(pool)).collect())
+    }
+
+    /// What this rank writes of a checkpoint that all ranks write together, and where it has it. Every element of the state is in the
+    /// share of exactly one rank; of state that a rank has a part of, in that rank's.
+    pub fn shares(&self) -> Result<Vec<(Share, Slot)>> {
+        let (program, Place { rank, world }) = (self.train_program()?, self.place());
+        let params = program.params();
+        let all: usize = params.iter().map(|param| param.weight.bytes()).sum();
+        let (mut shares, mut before) = (Vec::new(), 0);
+        for (index, param) in params.iter().enumerate() {
+            // whole tensors of the weights, which every rank has
+            if before * world / all.max(1) == rank {
+                let share = Share { pool: Pool::Params, index, elements: 0..param.weight.numel() };
+                shares.push((share, param.weight));
+            }
+            before += param.weight.bytes();
+        }
+        let elements = program.flat(Pool::Params).numel();
+        let own = elements * rank / world..elements * (rank + 1) / world;
+        for pool in pools(program).into_iter().filter(|pool| *pool != Pool::Params) {
+            for (index, param) in params.iter().enumerate() {
+                let pieces: Pieces = match self.ranks.slices() {
+                    Some(_) => self.pieces(pool, param)?,
+                    None => {
+                        let (whole, range) = (param.in_pool(pool), param.elements());
+                        let [start, end] = [own.start, own.end].map(|at| at.clamp(range.start, range.end));
+                        let (first, count) = (start - range.start, end - start);
+                        let offset = whole.offset + first * whole.dtype.size();
+                        vec![(first, Slot { offset, shape: Shape::new([count]), ..whole })]
+                            .into_iter()
+                            .filter(|_| whole.numel() > 0 && count > 0)
+                            .collect()
+                    }
+                };
+                for (first, slot) in pieces {
+                    shares.push((Share { pool, index, elements: first..first + slot.numel() }, slot));
+                }
+            }
+        }
+        Ok(shares)
     }
 
     /// Copies the state out, one pool after the other as [`Session::state_slots`] has them. Where ranks have parts of it, all must

@@ -32,6 +32,12 @@ impl OutFile {
         OpenOptions::new().write(true).open(path).map(Self)
     }
 
+    /// Makes room for so many bytes; those beyond the end are 0.
+    pub(super) fn set_len(&self, bytes: u64) -> io::Result<()> {
+        operation()?;
+        self.0.set_len(bytes)
+    }
+
     /// Waits until the contents are on the disk.
     pub(super) fn sync(&self) -> io::Result<()> {
         operation()?;

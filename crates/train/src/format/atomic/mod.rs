@@ -98,31 +98,94 @@ pub fn write_folder<T>(
     owned: impl Fn(&str) -> bool,
     body: impl FnOnce(&Path) -> Result<T>,
 ) -> Result<T> {
-    let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let exists = check_replaceable(&target, path, owned)?;
-    let (temporary, ()) = Temporary::create(&target, path, fs::create_dir)?;
-    let value = body(&temporary.path).map_err(|error| rename_in_error(error, &temporary.path, path))?;
-    let synced = std::fs::read_dir(&temporary.path)
-        .and_then(|mut entries| entries.try_for_each(|entry| fs::sync(&entry?.path())))
-        .and_then(|()| fs::sync_folder(&temporary.path));
-    synced.map_err(|source| Error::io(path, "write", source))?;
-    let into_place = |source| Error::io(path, "rename into place", source);
-    if !exists {
-        temporary.rename_to(&target).map_err(into_place)?;
-        sync_parent(&target)?;
-        return Ok(value);
+    let folder = NewFolder::create(path, owned)?;
+    let value = body(folder.at()).map_err(|error| rename_in_error(error, folder.at(), path))?;
+    folder.commit().map(|()| value)
+}
+
+/// A folder being filled under a temporary name beside its place, by this process or with others, until [`NewFolder::commit`]. If
+/// dropped before that, it is removed and an old folder is unchanged.
+pub struct NewFolder {
+    path: PathBuf,
+    target: PathBuf,
+    exists: bool,
+    temporary: Temporary,
+}
+
+impl NewFolder {
+    /// Creates the temporary folder. An old folder at `path` is replaced only if it contains no files except those whose names are
+    /// `owned`.
+    pub fn create(path: &Path, owned: impl Fn(&str) -> bool) -> Result<Self> {
+        let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let exists = check_replaceable(&target, path, owned)?;
+        let (temporary, ()) = Temporary::create(&target, path, fs::create_dir)?;
+        Ok(Self { path: path.to_owned(), target, exists, temporary })
     }
-    let old = hidden(&target, "old")?;
-    fs::rename(&target, &old).map_err(|source| Error::io(path, "replace", source))?;
-    if let Err(source) = temporary.rename_to(&target) {
-        // put the old one back; if that fails too, it keeps its other name, where `sweep` finds it
-        let _ = fs::rename(&old, &target);
-        return Err(into_place(source));
+
+    /// Where it is until then.
+    pub fn at(&self) -> &Path {
+        &self.temporary.path
     }
-    // the old one is removed only after the new one is durable
-    let synced = sync_parent(&target);
-    discard(&target, &old);
-    synced.map(|()| value)
+
+    /// Fsyncs its files and renames it.
+    pub fn commit(self) -> Result<()> {
+        let Self { path, target, exists, temporary } = self;
+        let synced = std::fs::read_dir(&temporary.path)
+            .and_then(|mut entries| entries.try_for_each(|entry| fs::sync(&entry?.path())))
+            .and_then(|()| fs::sync_folder(&temporary.path));
+        synced.map_err(|source| Error::io(&path, "write", source))?;
+        let into_place = |source| Error::io(&path, "rename into place", source);
+        if !exists {
+            temporary.rename_to(&target).map_err(into_place)?;
+            return sync_parent(&target);
+        }
+        let old = hidden(&target, "old")?;
+        fs::rename(&target, &old).map_err(|source| Error::io(&path, "replace", source))?;
+        if let Err(source) = temporary.rename_to(&target) {
+            // put the old one back; if that fails too, it keeps its other name, where `sweep` finds it
+            let _ = fs::rename(&old, &target);
+            return Err(into_place(source));
+        }
+        // the old one is removed only after the new one is durable
+        let synced = sync_parent(&target);
+        discard(&target, &old);
+        synced
+    }
+}
+
+/// A file of a [`NewFolder`] that several processes write, each other bytes of it.
+pub struct Placed {
+    path: PathBuf,
+    out: OutFile,
+}
+
+impl Placed {
+    /// Creates the file with these first bytes, and room for `bytes` in all.
+    pub fn create(path: &Path, start: &[u8], bytes: u64) -> Result<()> {
+        let made = OutFile::create_new(path).and_then(|mut out| {
+            out.write_all(start)?;
+            out.set_len(bytes)?;
+            out.sync()
+        });
+        made.map_err(|source| Error::io(path, "create", source))
+    }
+
+    /// Opens the file, which must be there.
+    pub fn open(path: &Path) -> Result<Self> {
+        let out = OutFile::open(path).map_err(|source| Error::io(path, "open", source))?;
+        Ok(Self { path: path.to_owned(), out })
+    }
+
+    /// Writes bytes to their place.
+    pub fn put(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
+        let written = self.out.seek(SeekFrom::Start(at)).and_then(|_| self.out.write_all(bytes));
+        written.map_err(|source| Error::io(&self.path, "write", source))
+    }
+
+    /// Waits until everything is on the disk.
+    pub fn finish(self) -> Result<()> {
+        self.out.sync().map_err(|source| Error::io(&self.path, "write", source))
+    }
 }
 
 /// Removes a folder. If the process dies on the way, the folder is complete under its name, or hidden where [`sweep`]

@@ -19,6 +19,7 @@ mod adapter;
 mod latest;
 mod manifest;
 mod reader;
+mod shared;
 mod writer;
 
 pub use adapter::CheckpointAdapter;
@@ -29,6 +30,7 @@ pub use latest::{
 };
 pub use manifest::{Best, TrainerJson, TrainerState};
 pub use reader::Checkpoint;
+pub use shared::{Report, Share, SharedLayout};
 pub(crate) use writer::widen;
 pub use writer::{CheckpointParts, Written, checkpoint_bytes, write_checkpoint};
 

@@ -117,6 +117,102 @@ fn every_pool_comes_back_byte_for_byte_in_files_of_any_size() {
     }
 }
 
+/// What each of so many processes writes: whole tensors of the weights, a range of every other one.
+fn shares_of(precision: Precision, world: usize) -> Vec<Vec<Share>> {
+    let mut all = vec![Vec::new(); world];
+    for pool in CheckpointParts::pools(precision) {
+        for (index, spec) in CONFIG.tensors().iter().enumerate() {
+            let count = spec.shape.numel();
+            if pool == Pool::Params {
+                all[index % world].push(Share { pool, index, elements: 0..count });
+                continue;
+            }
+            for (rank, shares) in all.iter_mut().enumerate() {
+                let elements = count * rank / world..count * (rank + 1) / world;
+                shares.push(Share { pool, index, elements });
+            }
+        }
+    }
+    all
+}
+
+fn write_shares(
+    layout: &SharedLayout,
+    at: &Path,
+    parts: &CheckpointParts<'_>,
+    shares: &[Share],
+) -> Result<Report> {
+    let bytes = |share: &Share| {
+        let size = parts.precision.of(share.pool).size();
+        let all = bytes_of(parts.precision, share.pool, &CONFIG.tensors()[share.index]);
+        all[share.elements.start * size..share.elements.end * size].to_vec()
+    };
+    layout.write(at, parts, shares, &shares.iter().flat_map(bytes).collect::<Vec<u8>>())
+}
+
+fn contents(folder: &Path) -> Vec<(std::ffi::OsString, Vec<u8>)> {
+    let files = std::fs::read_dir(folder).unwrap().flatten();
+    let mut all: Vec<_> = files.map(|file| (file.file_name(), std::fs::read(file.path()).unwrap())).collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn processes_that_write_together_write_what_one_writes() {
+    let (top, state) = (tempfile::tempdir().unwrap(), state());
+    let tokenizer = Tokenizer::bytes().kept().unwrap();
+    for (number, precision) in PRECISIONS.into_iter().enumerate() {
+        for (part_bytes, world) in [(PART_BYTES, 1), (PART_BYTES, 3), (1000, 2), (1, 4)] {
+            let name = format!("{number}-{part_bytes}-{world}");
+            let [one, many] = ["one", "many"].map(|who| top.path().join(format!("{name}-{who}")));
+            let parts = CheckpointParts {
+                part_bytes,
+                tokenizer: Some(&tokenizer),
+                ..CheckpointParts::new(&CONFIG, precision, &state)
+            };
+            let expected = write_checkpoint(&one, &parts, read(precision)).unwrap();
+            let layout = SharedLayout::new(&parts).unwrap();
+            let folder = layout.begin(&many).unwrap();
+            let shares = shares_of(precision, world);
+            let write = |shares: &Vec<Share>| write_shares(&layout, folder.at(), &parts, shares).unwrap();
+            // in any order
+            let reports: Vec<Report> = shares.iter().rev().map(write).collect();
+            assert!(!many.exists());
+            assert_eq!(layout.finish(folder, &parts, &reports).unwrap(), expected);
+            assert!(contents(&one) == contents(&many), "{name}");
+            Checkpoint::open(&many).unwrap();
+        }
+    }
+}
+
+/// A process that does not report leaves the checkpoint that was there.
+#[test]
+fn what_not_all_have_written_is_no_checkpoint() {
+    let (top, state) = (tempfile::tempdir().unwrap(), state());
+    let folder = top.path().join("step");
+    write(&folder, &TrainerState::default()).unwrap();
+    let before = contents(&folder);
+    let parts = CheckpointParts::new(&CONFIG, Precision::F32, &state);
+    let layout = SharedLayout::new(&parts).unwrap();
+    let shares = shares_of(Precision::F32, 2);
+    for (reporting, twice) in
+        [(&shares[..1], false), (&shares[1..], false), (&shares[..], true), (&[], false)]
+    {
+        let new = layout.begin(&folder).unwrap();
+        let write = |shares: &Vec<Share>| write_shares(&layout, new.at(), &parts, shares).unwrap();
+        let mut reports: Vec<Report> = reporting.iter().map(write).collect();
+        reports.extend(twice.then(|| reports[0].clone()));
+        let error = layout.finish(new, &parts, &reports).unwrap_err().to_string();
+        assert!(error.contains("each byte once"), "{error}");
+        assert!(contents(&folder) == before);
+    }
+    assert_eq!(std::fs::read_dir(top.path()).unwrap().count(), 1, "nothing else is left");
+    // memory that ends too early
+    let new = layout.begin(&folder).unwrap();
+    let error = layout.write(new.at(), &parts, &shares[0], &[0; 100]).unwrap_err().to_string();
+    assert!(error.contains("the copy of the state ends within"), "{error}");
+}
+
 #[test]
 fn weights_are_read_from_the_master() {
     let top = tempfile::tempdir().unwrap();

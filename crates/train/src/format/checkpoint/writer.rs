@@ -38,7 +38,7 @@ impl<'a> CheckpointParts<'a> {
         Self { config, precision, trainer, adapter: None, tokenizer: None, part_bytes: super::PART_BYTES }
     }
 
-    fn model(&self) -> Adapted {
+    pub(super) fn model(&self) -> Adapted {
         Adapted { config: *self.config, lora: self.adapter.map(|adapter| adapter.lora) }
     }
 
@@ -46,6 +46,49 @@ impl<'a> CheckpointParts<'a> {
     pub fn pools(precision: Precision) -> Vec<Pool> {
         let master = precision.has_master().then_some(Pool::Master);
         [Pool::Params].into_iter().chain(master).chain([Pool::Moment1, Pool::Moment2]).collect()
+    }
+}
+
+/// A file of whole pools.
+pub(super) struct PoolsFile {
+    pub name: String,
+    pub header: Header,
+    /// Its tensors in the order of the file.
+    pub tensors: Vec<(Pool, usize)>,
+}
+
+impl CheckpointParts<'_> {
+    /// How the weights are stored.
+    pub(super) fn weights_options(&self) -> HfOptions {
+        let elem = if self.precision.weights == DType::BF16 { Elem::BF16 } else { Elem::F32 };
+        let tokens = self.tokenizer.map_or(TextTokens::Last, |tokenizer| tokenizer.tokens.clone());
+        HfOptions { tokens, shard: self.part_bytes, ..HfOptions::new(elem) }
+    }
+
+    /// The files of some pools of the tensors of a table.
+    pub(super) fn pools_files(
+        &self,
+        table: &[TensorSpec],
+        stem: &str,
+        pools: &[Pool],
+    ) -> Result<Vec<PoolsFile>> {
+        let precision = self.precision;
+        let all = pools.iter().flat_map(|&pool| (0..table.len()).map(move |index| (pool, index)));
+        let tensors: Vec<(Pool, usize)> =
+            all.filter(|&(pool, index)| table[index].is_in(pool, precision.optimizer)).collect();
+        let size =
+            |&(pool, index): &(Pool, usize)| (table[index].shape.numel() * precision.of(pool).size()) as u64;
+        let parts = hf::split(tensors.iter().map(size), self.part_bytes);
+        let file = |(number, range): (usize, &std::ops::Range<usize>)| {
+            let tensors = tensors[range.clone()].to_vec();
+            let infos = tensors.iter().map(|&(pool, index)| {
+                let spec = &table[index];
+                TensorInfo::new(stored_name(pool, spec), stored_dtype(precision.of(pool)), spec.shape.dims())
+            });
+            let header = Header::build(&[], &infos.collect::<Vec<_>>())?;
+            Ok(PoolsFile { name: hf::part_name(stem, number, parts.len()), header, tensors })
+        };
+        (1..).zip(&parts).map(file).collect()
     }
 }
 
@@ -91,24 +134,18 @@ pub fn write_checkpoint(
             job.pools(MASTER, &pools, &mut read)?;
         }
         job.pools(STATE, &[Pool::Moment1, Pool::Moment2], &mut read)?;
-        for (name, bytes) in parts.tokenizer.iter().flat_map(|tokenizer| &tokenizer.files) {
-            let crc = atomic::write_file(&folder.join(name), |sink| {
-                sink.put(bytes)?;
-                Ok(sink.crc32())
-            })?;
-            job.crc32.insert(name.clone(), crc);
-        }
+        job.tokenizer()?;
         job.finish()
     })
 }
 
 /// A checkpoint being written.
-struct Job<'a> {
-    folder: &'a Path,
-    parts: &'a CheckpointParts<'a>,
-    table: Vec<TensorSpec>,
-    crc32: BTreeMap<String, u32>,
-    non_finite: Vec<String>,
+pub(super) struct Job<'a> {
+    pub folder: &'a Path,
+    pub parts: &'a CheckpointParts<'a>,
+    pub table: Vec<TensorSpec>,
+    pub crc32: BTreeMap<String, u32>,
+    pub non_finite: Vec<String>,
 }
 
 type ReadTensor<'a> = &'a mut dyn FnMut(Pool, usize, &mut Vec<u8>) -> Result<()>;
@@ -117,10 +154,7 @@ impl Job<'_> {
     /// The weights and `config.json`, as Hugging Face stores them.
     fn weights(&mut self, read: ReadTensor<'_>) -> Result<()> {
         let Self { folder, parts, .. } = *self;
-        let dtype = parts.precision.weights;
-        let elem = if dtype == DType::BF16 { Elem::BF16 } else { Elem::F32 };
-        let tokens = parts.tokenizer.map_or(TextTokens::Last, |tokenizer| tokenizer.tokens.clone());
-        let options = HfOptions { tokens, shard: parts.part_bytes, ..HfOptions::new(elem) };
+        let (dtype, options) = (parts.precision.weights, parts.weights_options());
         let crc = hf::write_config_json(folder, parts.config, &options)?;
         self.crc32.insert(HF_CONFIG.to_owned(), crc);
         let (mut bytes, mut index) = (Vec::new(), 0);
@@ -148,31 +182,32 @@ impl Job<'_> {
         Ok(())
     }
 
+    /// The files of the tokenizer.
+    pub fn tokenizer(&mut self) -> Result<()> {
+        for (name, bytes) in self.parts.tokenizer.iter().flat_map(|tokenizer| &tokenizer.files) {
+            let crc = atomic::write_bytes(&self.folder.join(name), bytes)?;
+            self.crc32.insert(name.clone(), crc);
+        }
+        Ok(())
+    }
+
     /// Whole pools, byte for byte, in one file or several.
     fn pools(&mut self, stem: &str, pools: &[Pool], read: ReadTensor<'_>) -> Result<()> {
-        let precision = self.parts.precision;
-        let all = pools.iter().flat_map(|&pool| (0..self.table.len()).map(move |index| (pool, index)));
-        let tensors: Vec<(Pool, usize)> =
-            all.filter(|&(pool, index)| self.table[index].is_in(pool, precision.optimizer)).collect();
-        let size = |&(pool, index): &(Pool, usize)| {
-            (self.table[index].shape.numel() * precision.of(pool).size()) as u64
-        };
-        let parts = hf::split(tensors.iter().map(size), self.parts.part_bytes);
-        for (number, range) in (1..).zip(&parts) {
-            let name = hf::part_name(stem, number, parts.len());
-            let crc = self.file(&name, &tensors[range.clone()], read)?;
+        for PoolsFile { name, header, tensors } in self.parts.pools_files(&self.table, stem, pools)? {
+            let crc = self.file(&name, header, &tensors, read)?;
             self.crc32.insert(name, crc);
         }
         Ok(())
     }
 
-    fn file(&mut self, name: &str, tensors: &[(Pool, usize)], read: ReadTensor<'_>) -> Result<u32> {
+    fn file(
+        &mut self,
+        name: &str,
+        header: Header,
+        tensors: &[(Pool, usize)],
+        read: ReadTensor<'_>,
+    ) -> Result<u32> {
         let precision = self.parts.precision;
-        let infos = tensors.iter().map(|&(pool, index)| {
-            let spec = &self.table[index];
-            TensorInfo::new(stored_name(pool, spec), stored_dtype(precision.of(pool)), spec.shape.dims())
-        });
-        let header = Header::build(&[], &infos.collect::<Vec<_>>())?;
         atomic::write_file(&self.folder.join(name), |sink| {
             let mut writer = Writer::new(sink, header)?;
             let mut bytes = Vec::new();
@@ -192,7 +227,7 @@ impl Job<'_> {
     }
 
     /// The manifest, which makes the folder a checkpoint.
-    fn finish(self) -> Result<Written> {
+    pub fn finish(self) -> Result<Written> {
         let mut bytes = BTreeMap::new();
         for name in self.crc32.keys() {
             let path = self.folder.join(name);

@@ -26,7 +26,7 @@ pub(super) use files::{MODEL, is_part_name, part_name, split};
 pub use reader::HfFolder;
 pub use text_tokens::TextTokens;
 pub use writer::{DEFAULT_SHARD, HfOptions, write_hf};
-pub(super) use writer::{write_config_json, write_weights};
+pub(super) use writer::{WeightsFile, WeightsLayout, stored_values, write_config_json, write_weights};
 
 use crate::model::{ModelConfig, TensorSpec};
 

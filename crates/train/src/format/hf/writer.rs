@@ -1,5 +1,6 @@
 //! Writing a Hugging Face folder.
 
+use std::ops::Range;
 use std::path::Path;
 
 use super::config_json::{HF_CONFIG, config_json};
@@ -93,55 +94,87 @@ pub(in crate::format) fn write_weights(
     options: &HfOptions,
     fill: &mut impl FnMut(&TensorSpec, &mut [f32]) -> Result<()>,
 ) -> Result<Vec<(String, u32)>> {
-    let table = config.tensors();
-    let sizes = table.iter().map(|spec| stored_bytes(config, options.elem, spec));
-    let parts = split(sizes, options.shard);
-    let (mut places, mut files) = (Vec::new(), Vec::new());
-    for (number, range) in (1..).zip(&parts) {
-        let (file, part) = (part_name(MODEL, number, parts.len()), &table[range.clone()]);
-        let crc = write_part(&folder.join(&file), config, options.elem, part, fill)?;
-        places.extend(part.iter().map(|spec| (stored_name(config, spec), file.clone())));
-        files.push((file, crc));
+    let (table, layout) = (config.tensors(), WeightsLayout::new(config, options)?);
+    let mut files = Vec::new();
+    for WeightsFile { name, header, tensors } in layout.files {
+        let crc = write_part(&folder.join(&name), config, header, &table[tensors], fill)?;
+        files.push((name, crc));
     }
-    if parts.len() == 1 {
-        return Ok(files); // without an index
+    if let Some(text) = layout.index {
+        let crc = atomic::write_bytes(&folder.join(HF_INDEX), text.as_bytes())?;
+        files.push((HF_INDEX.to_owned(), crc));
     }
-    let bytes: u64 = table.iter().map(|spec| stored_bytes(config, options.elem, spec)).sum();
-    // the stored rows, without the padding of the vocabulary
-    let text = index_json(&places, bytes / options.elem.size() as u64, bytes);
-    let crc = atomic::write_bytes(&folder.join(HF_INDEX), text.as_bytes())?;
-    files.push((HF_INDEX.to_owned(), crc));
     Ok(files)
+}
+
+/// Which weights go where.
+pub(in crate::format) struct WeightsLayout {
+    pub files: Vec<WeightsFile>,
+    /// The contents of the index, where there is more than one file.
+    pub index: Option<String>,
+}
+
+/// One file of weights.
+pub(in crate::format) struct WeightsFile {
+    pub name: String,
+    pub header: Header,
+    /// Its tensors in the parameter table, in the order of the file.
+    pub tensors: Range<usize>,
+}
+
+impl WeightsLayout {
+    pub fn new(config: &ModelConfig, options: &HfOptions) -> Result<Self> {
+        let (table, elem) = (config.tensors(), options.elem);
+        let sizes = table.iter().map(|spec| stored_bytes(config, elem, spec));
+        let parts = split(sizes, options.shard);
+        let (mut places, mut files) = (Vec::new(), Vec::new());
+        for (number, tensors) in (1..).zip(&parts) {
+            let (name, part) = (part_name(MODEL, number, parts.len()), &table[tensors.clone()]);
+            let infos = part.iter().map(|spec| {
+                TensorInfo::new(stored_name(config, spec), elem.into(), stored_shape(config, spec))
+            });
+            // transformers rejects a file without this entry
+            let metadata = [("format".to_owned(), "pt".to_owned())];
+            let header = Header::build(&metadata, &infos.collect::<Vec<_>>())?;
+            places.extend(part.iter().map(|spec| (stored_name(config, spec), name.clone())));
+            files.push(WeightsFile { name, header, tensors: tensors.clone() });
+        }
+        let bytes: u64 = table.iter().map(|spec| stored_bytes(config, elem, spec)).sum();
+        // the stored rows, without the padding of the vocabulary
+        let index = (parts.len() > 1).then(|| index_json(&places, bytes / elem.size() as u64, bytes));
+        Ok(Self { files, index })
+    }
+}
+
+/// The elements of a tensor as they are stored: in the layout of `transformers`, without padding.
+pub(in crate::format) fn stored_values<'a>(
+    config: &ModelConfig,
+    spec: &TensorSpec,
+    values: &'a [f32],
+    turned: &'a mut Vec<f32>,
+) -> &'a [f32] {
+    if is_transposed(config, spec) {
+        turned.resize(values.len(), 0.0);
+        transpose(values, spec.shape.rows(), spec.shape.cols(), turned);
+        return turned;
+    }
+    &values[..stored_shape(config, spec).iter().product()]
 }
 
 /// Writes some of the weights as one file and returns its CRC-32.
 fn write_part(
     path: &Path,
     config: &ModelConfig,
-    elem: Elem,
+    header: Header,
     part: &[TensorSpec],
     fill: &mut impl FnMut(&TensorSpec, &mut [f32]) -> Result<()>,
 ) -> Result<u32> {
-    let infos = part
-        .iter()
-        .map(|spec| TensorInfo::new(stored_name(config, spec), elem.into(), stored_shape(config, spec)));
-    // transformers rejects a file without this entry
-    let metadata = [("format".to_owned(), "pt".to_owned())];
-    let header = Header::build(&metadata, &infos.collect::<Vec<_>>())?;
     atomic::write_file(path, |sink| {
         let mut writer = Writer::new(sink, header)?;
         let (mut values, mut turned) = (Vec::new(), Vec::new());
         for spec in part {
             filled(spec, &mut values, &mut *fill)?;
-            let name = stored_name(config, spec);
-            if is_transposed(config, spec) {
-                turned.resize(values.len(), 0.0);
-                transpose(&values, spec.shape.rows(), spec.shape.cols(), &mut turned);
-                writer.put_f32(&name, &turned)?;
-            } else {
-                let stored: usize = stored_shape(config, spec).iter().product();
-                writer.put_f32(&name, &values[..stored])?;
-            }
+            writer.put_f32(&stored_name(config, spec), stored_values(config, spec, &values, &mut turned))?;
         }
         writer.finish()?;
         Ok(sink.crc32())

@@ -164,6 +164,11 @@ impl Header {
         self.metadata.iter().find(|pair| pair.0 == key).map(|pair| &*pair.1)
     }
 
+    /// The first bytes of a file: the length of the header, and the header.
+    pub fn start(&self) -> Vec<u8> {
+        [&(self.raw.len() as u64).to_le_bytes(), &self.raw[..]].concat()
+    }
+
     /// Bytes of the data, all tensors together.
     pub fn data_len(&self) -> u64 {
         self.file_order.last().map_or(0, |&index| self.entries[index].end)

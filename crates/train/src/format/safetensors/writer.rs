@@ -14,8 +14,7 @@ pub struct Writer<'a, 'out> {
 impl<'a, 'out> Writer<'a, 'out> {
     /// Writes the header: a new one, or that of a file to copy.
     pub fn new(sink: &'a mut Sink<'out>, header: Header) -> Result<Self> {
-        sink.put(&(header.raw.len() as u64).to_le_bytes())?;
-        sink.put(&header.raw)?;
+        sink.put(&header.start())?;
         Ok(Self { sink, header, next: 0 })
     }
 

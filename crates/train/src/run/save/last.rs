@@ -17,7 +17,7 @@ impl Saver {
         folder: &RunFolder,
         observer: &mut dyn Observer,
     ) -> Result<PathBuf> {
-        self.finish(folder, observer);
+        self.finish(session, folder, observer);
         let place = self.plan.place(state.step);
         // written on the way; one of a stop in the last validation does not have its loss yet
         let same = || Checkpoint::manifest(&place).is_ok_and(|manifest| manifest.state == *state);

@@ -25,7 +25,10 @@ pub enum Memory {
 
 impl Saver {
     pub(super) fn make_memory(&mut self, session: &mut Session, observer: &mut dyn Observer) {
-        let bytes: usize = self.slots.iter().map(Slot::bytes).sum();
+        let bytes: usize = match session.shares() {
+            Ok(shares) if !session.place().is_alone() => shares.iter().map(|(_, slot)| slot.bytes()).sum(),
+            _ => self.slots.iter().map(Slot::bytes).sum(),
+        };
         let free = available_memory();
         if free.is_some_and(|free| bytes as u64 > free / 100 * MEMORY_PERCENT) {
             let (needs, has) = (human_bytes(bytes as u64), human_bytes(free.unwrap_or(0)));

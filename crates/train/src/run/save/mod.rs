@@ -8,6 +8,7 @@ mod together;
 
 use self::memory::Memory;
 use self::plan::Plan;
+use self::together::Parts;
 use super::{Observer, RunFolder};
 use crate::Result;
 use crate::format::checkpoint::{PART_BYTES, TrainerState, Written};
@@ -85,8 +86,11 @@ const BEST_SHARE: u32 = 20;
 struct Writing {
     step: u64,
     began: Instant,
-    thread: JoinHandle<(Box<dyn HostMemory>, Result<Written>)>,
+    thread: JoinHandle<(Returned, Result<Written>)>,
 }
+
+/// The memory of the copy, from a thread that had it.
+type Returned = Option<Box<dyn HostMemory>>;
 
 /// Writes the checkpoints of a run.
 pub struct Saver {
@@ -95,6 +99,8 @@ pub struct Saver {
     slots: Vec<Slot>,
     memory: Memory,
     writing: Option<Writing>,
+    /// What this rank is writing of a checkpoint that all write together.
+    parts: Option<Parts>,
     /// When the last one was begun, or the run.
     last: Instant,
     /// Steps of the last one that was begun.
@@ -141,6 +147,7 @@ impl Saver {
             slots,
             memory: if settings.sync { Memory::None } else { Memory::Unmade },
             writing: None,
+            parts: None,
             last: Instant::now(),
             last_step: (step > 0).then_some(step),
             retry_at: None,
@@ -162,8 +169,8 @@ impl Saver {
 
     /// Begins to make the snapshot's memory, which can take seconds, unless there is too little for it.
     pub(super) fn prepare(&mut self, session: &mut Session, observer: &mut dyn Observer) {
-        if !session.place().leads() {
-            return; // the leader copies for all
+        if !session.place().is_alone() && self.plan.adapter.is_some() {
+            return; // small
         }
         if session.engine().memory().free.is_none() {
             return; // the engine works in host memory: how much of it is left shows once the first steps are made
@@ -186,7 +193,7 @@ impl Saver {
         if step == 0 || self.last_step == Some(step) {
             return None;
         }
-        let busy = self.writing.is_some();
+        let busy = self.writing.is_some() || self.parts.is_some();
         let minutes = Duration::from_secs_f64(self.settings.minutes * 60.0);
         let cost = Duration::from_secs_f64(self.stats.write_s.max(0.0));
         if std::mem::take(&mut self.asked) {
@@ -218,7 +225,7 @@ impl Saver {
         observer: &mut dyn Observer,
     ) {
         let began = Instant::now();
-        self.finish(folder, observer);
+        self.finish(session, folder, observer);
         if let Err(error) = self.begin(session, state, folder, observer) {
             self.failed(state.step, &error, observer);
         }
@@ -275,7 +282,7 @@ impl Saver {
         let thread = std::thread::spawn(move || {
             let written =
                 plan.write(&state, log, |pool, index, bytes| plan.tensor(memory.bytes(), pool, index, bytes));
-            (memory, written)
+            (Some(memory), written)
         });
         self.memory = Memory::Away;
         self.writing = Some(Writing { step, began, thread });
@@ -284,16 +291,26 @@ impl Saver {
     /// Finishes a save whose thread has ended.
     pub(super) fn poll(&mut self, folder: &RunFolder, observer: &mut dyn Observer) {
         if self.writing.as_ref().is_some_and(|writing| writing.thread.is_finished()) {
-            self.finish(folder, observer);
+            self.finish_writing(folder, observer);
         }
     }
 
-    /// Waits for the checkpoint that is being written, if one is.
-    pub(super) fn finish(&mut self, folder: &RunFolder, observer: &mut dyn Observer) {
+    /// Waits for the checkpoint that is being written, if one is. All ranks call this at the same time.
+    pub(super) fn finish(&mut self, session: &Session, folder: &RunFolder, observer: &mut dyn Observer) {
+        let step = self.last_step.unwrap_or(0);
+        if let Err(error) = self.collect(session, observer) {
+            self.failed(step, &error, observer);
+        }
+        self.finish_writing(folder, observer);
+    }
+
+    fn finish_writing(&mut self, folder: &RunFolder, observer: &mut dyn Observer) {
         let Some(Writing { step, began, thread }) = self.writing.take() else { return };
         match thread.join() {
             Ok((memory, written)) => {
-                self.memory = Memory::Ready(memory);
+                if let Some(memory) = memory {
+                    self.memory = Memory::Ready(memory);
+                }
                 match written {
                     Ok(written) => self.written(step, &written, began, folder, observer),
                     Err(error) => self.failed(step, &error, observer),

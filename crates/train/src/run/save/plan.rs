@@ -1,8 +1,9 @@
 //! What every save of a run shares: where checkpoints go, what is in them, and what room there is for them.
 
+use crate::format::atomic::NewFolder;
 use crate::format::checkpoint::{
-    CHECKPOINTS, CheckpointAdapter, CheckpointParts, TrainerState, Written, checkpoint_bytes, step_name,
-    write_checkpoint,
+    CHECKPOINTS, CheckpointAdapter, CheckpointParts, Report, Share, SharedLayout, TrainerState, Written,
+    checkpoint_bytes, step_name, write_checkpoint,
 };
 use crate::format::disk::free_bytes;
 use crate::format::tokenizer::KeptTokenizer;
@@ -81,15 +82,49 @@ impl Plan {
         state: &TrainerState,
         read: impl FnMut(Pool, usize, &mut Vec<u8>) -> Result<()>,
     ) -> Result<Written> {
-        let parts = CheckpointParts {
+        write_checkpoint(place, &self.parts(state), read)
+    }
+
+    fn parts<'a>(&'a self, state: &'a TrainerState) -> CheckpointParts<'a> {
+        CheckpointParts {
             config: &self.config,
             precision: self.precision,
             trainer: state,
             adapter: self.adapter.as_ref(),
             tokenizer: self.tokenizer.as_ref(),
             part_bytes: self.part_bytes,
-        };
-        write_checkpoint(place, &parts, read)
+        }
+    }
+
+    /// Makes the folder of a checkpoint that all ranks write into.
+    pub fn begin_shared(&self, place: &Path) -> Result<NewFolder> {
+        self.check_space()?;
+        let folder = self.run.join(CHECKPOINTS);
+        std::fs::create_dir_all(&folder).map_err(|source| Error::io(&folder, "create", source))?;
+        SharedLayout::new(&self.parts(&TrainerState::default()))?.begin(place)
+    }
+
+    /// Writes what this rank has into it.
+    pub fn write_shares(
+        &self,
+        at: &Path,
+        state: &TrainerState,
+        shares: &[Share],
+        memory: &[u8],
+    ) -> Result<Report> {
+        let parts = self.parts(state);
+        SharedLayout::new(&parts)?.write(at, &parts, shares, memory)
+    }
+
+    /// Completes it.
+    pub fn finish_shared(
+        &self,
+        folder: NewFolder,
+        state: &TrainerState,
+        reports: &[Report],
+    ) -> Result<Written> {
+        let parts = self.parts(state);
+        SharedLayout::new(&parts)?.finish(folder, &parts, reports)
     }
 
     /// Where the last checkpoint goes when the run's folder does not take it: home, temporary folder, memory.

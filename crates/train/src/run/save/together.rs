@@ -1,18 +1,116 @@
-//! Saves of a run with several ranks: the one that leads gets what the others have, and writes it.
+//! Saves of a run with several ranks: all of them write, each what it has, and the one that leads completes the checkpoint. Adapters,
+//! which are small, black boxes and what cannot be written to the run's folder are gathered and written by the one that leads.
 
 use super::memory::Memory;
 use super::plan::Plan;
-use super::{Observer, RunFolder, Saver};
-use crate::format::checkpoint::TrainerState;
+use super::{Observer, RunFolder, Saver, Writing};
+use crate::format::atomic::NewFolder;
+use crate::format::checkpoint::{Report, Share, TrainerState, Written};
 use crate::session::Session;
 use crate::{Error, Result};
 use ironhorse_core::{HostMemory, Slot};
 use std::path::PathBuf;
+use std::thread::JoinHandle;
 use std::time::Instant;
 
+/// What this rank is writing of a checkpoint.
+pub(super) struct Parts {
+    began: Instant,
+    state: TrainerState,
+    /// Of the one that leads: the folder that all write into.
+    folder: Option<NewFolder>,
+    thread: JoinHandle<(Box<dyn HostMemory>, Result<Report>)>,
+}
+
 impl Saver {
-    /// [`Saver::begin`](super::Saver::save) of all ranks: a thread of the leader writes while they go on.
+    /// [`Saver::begin`](super::Saver::save) of all ranks: threads write while they go on.
     pub(super) fn begin_together(
+        &mut self,
+        session: &mut Session,
+        state: &TrainerState,
+        folder: &RunFolder,
+        observer: &mut dyn Observer,
+    ) -> Result<()> {
+        if self.plan.adapter.is_some() {
+            return self.begin_gathered(session, state, folder, observer);
+        }
+        let began = Instant::now();
+        let leads = session.place().leads();
+        let shares = session.shares()?;
+        let bytes: usize = shares.iter().map(|(_, slot)| slot.bytes()).sum();
+        let place = self.plan.place(state.step);
+        let made = if leads { self.plan.begin_shared(&place).map(Some) } else { Ok(None) };
+        let memory = self.own_memory(session, bytes, observer);
+        let ready = made.and_then(|made| Ok((made, memory?)));
+        // the leader's folder, and whether all can go on
+        let at = ready.as_ref().ok().and_then(|(made, _)| made.as_ref()).map(|made| made.at().to_owned());
+        let said = (ready.is_ok(), at.unwrap_or_default());
+        let all = shared(session, &said)?;
+        if !all.iter().all(|(ready, _)| *ready) {
+            return ready.map(drop);
+        }
+        let ((made, mut memory), at) = (ready?, all[0].1.clone());
+        let (shares, slots): (Vec<Share>, Vec<Slot>) = shares.into_iter().unzip();
+        let copied = session.engine().snapshot(&slots, memory.as_mut());
+        observer.copied(state.step, memory.bytes().len() as u64, began.elapsed());
+        self.stats.held_up_ms = self.stats.held_up_ms.max(began.elapsed().as_secs_f64() * 1e3);
+        let (plan, of_step) = (self.plan.clone(), state.clone());
+        let log = folder.log_handle();
+        let thread = std::thread::spawn(move || {
+            if let Some(log) = log {
+                let _ = log.sync_data(); // the steps before a checkpoint must not be missing from the log after a power cut
+            }
+            // what could not be copied must reach the leader as such
+            let written = copied.map_err(Error::from);
+            let written = written.and_then(|()| plan.write_shares(&at, &of_step, &shares, memory.bytes()));
+            (memory, written)
+        });
+        self.memory = Memory::Away;
+        self.parts = Some(Parts { began, state: state.clone(), folder: made, thread });
+        Ok(())
+    }
+
+    /// Whether what this rank writes of a checkpoint is written.
+    pub(in crate::run) fn has_written(&self) -> bool {
+        self.parts.as_ref().is_some_and(|parts| parts.thread.is_finished())
+    }
+
+    /// Tells the leader what each rank has written, once all have; a thread of the leader completes the checkpoint. All ranks call
+    /// this at the same time; without a save under way it does nothing.
+    pub(in crate::run) fn collect(&mut self, session: &Session, observer: &mut dyn Observer) -> Result<()> {
+        let Some(Parts { began, state, folder, thread }) = self.parts.take() else { return Ok(()) };
+        let report = match thread.join() {
+            Ok((memory, report)) => {
+                self.memory = Memory::Ready(memory);
+                report.map_err(|error| error.to_string())
+            }
+            Err(_) => {
+                self.memory = Memory::Unmade;
+                Err("the thread that wrote it ended unexpectedly".to_owned())
+            }
+        };
+        let all = shared(session, &report)?;
+        let of_rank = |(rank, report): (usize, std::result::Result<Report, String>)| {
+            report.map_err(|error| format!("rank {rank}: {error}"))
+        };
+        let reports: std::result::Result<Vec<Report>, String> =
+            all.into_iter().enumerate().map(of_rank).collect();
+        let step = state.step;
+        match (reports, folder) {
+            (Ok(reports), Some(folder)) => {
+                let plan = self.plan.clone();
+                let thread = std::thread::spawn(move || (None, plan.finish_shared(folder, &state, &reports)));
+                self.writing = Some(Writing { step, began, thread });
+            }
+            (Err(error), Some(_)) => self.failed(step, &error, observer),
+            // the leader tries again, and tells this one
+            (_, None) => {}
+        }
+        Ok(())
+    }
+
+    /// The same where the leader alone writes: adapters.
+    fn begin_gathered(
         &mut self,
         session: &mut Session,
         state: &TrainerState,
@@ -34,9 +132,42 @@ impl Saver {
         Ok(())
     }
 
-    /// [`Saver::save_last`] of all ranks: nobody ends before the leader has written, because launchers take the first process that
+    /// [`Saver::save_last`] of all ranks: nobody ends before everything is written, because launchers take the first process that
     /// ends for a reason to end the others.
     pub(super) fn save_last_together(
+        &mut self,
+        session: &mut Session,
+        state: &TrainerState,
+        folder: &RunFolder,
+        observer: &mut dyn Observer,
+    ) -> Result<PathBuf> {
+        for _ in 0..2 {
+            if self.plan.adapter.is_some() {
+                break; // gathered below
+            }
+            let began = Instant::now();
+            let begun = self.begin_together(session, state, folder, observer);
+            if let Err(error) = begun.and_then(|()| self.collect(session, observer))
+                && matches!(error, Error::Core(ironhorse_core::Error::RankLost { .. }))
+            {
+                return Err(error);
+            }
+            let written = self.writing.take().and_then(|writing| writing.thread.join().ok());
+            let written: Option<Written> = written.and_then(|(_, written)| written.ok());
+            let done = session.ranks().share(&[u8::from(written.is_some())])?;
+            if done.first().is_some_and(|leader| leader == &[1]) {
+                self.last_step = Some(state.step);
+                if let Some(written) = written {
+                    self.written(state.step, &written, began, folder, observer);
+                }
+                return Ok(self.plan.place(state.step));
+            }
+        }
+        self.save_last_gathered(session, state, folder, observer)
+    }
+
+    /// The same where the leader alone writes, elsewhere if it must.
+    fn save_last_gathered(
         &mut self,
         session: &mut Session,
         state: &TrainerState,
@@ -93,6 +224,19 @@ impl Saver {
         if session.place().leads() { write(plan, memory.bytes()) } else { Ok(()) }
     }
 
+    /// Memory for what this rank has.
+    fn own_memory(
+        &mut self,
+        session: &mut Session,
+        bytes: usize,
+        observer: &mut dyn Observer,
+    ) -> Result<Box<dyn HostMemory>> {
+        match self.take_memory(observer).filter(|memory| memory.bytes().len() == bytes) {
+            Some(memory) => Ok(memory),
+            None => Ok(session.engine().host_memory()(bytes)?),
+        }
+    }
+
     /// Memory for a copy: the leader's has room for all.
     fn new_memory(&self, session: &mut Session) -> Result<Box<dyn HostMemory>> {
         let bytes: usize = self.slots.iter().map(Slot::bytes).sum();
@@ -109,6 +253,16 @@ impl Saver {
             None => self.new_memory(session),
         }
     }
+}
+
+/// What each rank says, in the order of ranks.
+fn shared<T: serde::Serialize + serde::de::DeserializeOwned>(session: &Session, mine: &T) -> Result<Vec<T>> {
+    let unreadable = |error: serde_json::Error| {
+        Error::from(ironhorse_core::Error::Program(format!("a message between ranks: {error}")))
+    };
+    let text = serde_json::to_vec(mine).map_err(unreadable)?;
+    let all = session.ranks().share(&text)?;
+    all.iter().map(|text| serde_json::from_slice(text).map_err(unreadable)).collect()
 }
 
 /// Goes on if the leader can; its failure is an error here, and nothing to the others.

@@ -150,7 +150,7 @@ impl Trainer<'_> {
         if self.rolled_back_from.is_some() {
             return Err(why);
         }
-        self.job.saver.finish(self.job.folder, self.job.observer);
+        self.job.saver.finish(self.job.session, self.job.folder, self.job.observer);
         let Some(mut checkpoint) = self.earlier(below)? else { return Err(why) };
         let state = checkpoint.trainer().clone();
         self.job.session.restore(&mut checkpoint)?;

@@ -108,8 +108,10 @@ impl Trainer<'_> {
             self.log(&metrics); // its validation failed
         }
         self.finish_folder();
-        if self.landed == 0 || self.unsaved || self.job.saver.last_step() == Some(self.landed) {
-            self.job.saver.finish(self.job.folder, self.job.observer);
+        let done = self.landed == 0 || self.unsaved || self.job.saver.last_step() == Some(self.landed);
+        // all ranks do the same: what the leader must
+        if self.together.of_leader(done).unwrap_or(true) {
+            self.job.saver.finish(self.job.session, self.job.folder, self.job.observer);
             return;
         }
         // a resumed run may again skip as many bad steps

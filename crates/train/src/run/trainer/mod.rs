@@ -180,8 +180,16 @@ impl<'a> Trainer<'a> {
             };
             let asked = self.asked_to_save || wish.asked_to_save;
             let save = !last && self.job.saver.due(step, false, asked, self.job.folder).is_some();
-            let agreed =
-                self.together.agree(Wish { save, samples: !last && self.samples_at(step), ..wish })?;
+            let written = self.job.saver.has_written();
+            let agreed = self.together.agree(Wish {
+                save,
+                samples: !last && self.samples_at(step),
+                written,
+                ..wish
+            })?;
+            if agreed.written {
+                self.job.saver.collect(self.job.session, self.job.observer)?;
+            }
             // a follower was asked: the leader saves before the next step
             self.asked_to_save = agreed.asked_to_save && !asked && self.together.leads();
             let (stop, save, samples) = (agreed.stop(), agreed.save, agreed.samples);
