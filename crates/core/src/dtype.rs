@@ -1,5 +1,6 @@
 //! Element types and the bf16 conversion.
 
+use crate::Fp8;
 use std::fmt;
 
 /// The element type of a slot.
@@ -14,6 +15,8 @@ pub enum DType {
     I32,
     /// Signed 16-bit integer: the residual of a bf16 weight, see [`split_master`](crate::split_master).
     I16,
+    /// Numbers of 8 bits: operands of products.
+    F8(Fp8),
 }
 
 impl DType {
@@ -22,6 +25,7 @@ impl DType {
         match self {
             Self::F32 | Self::I32 => 4,
             Self::BF16 | Self::I16 => 2,
+            Self::F8(_) => 1,
         }
     }
 
@@ -32,6 +36,7 @@ impl DType {
             Self::BF16 => "bf16",
             Self::I32 => "i32",
             Self::I16 => "i16",
+            Self::F8(format) => format.name(),
         }
     }
 }
@@ -78,6 +83,17 @@ pub struct Precision {
     pub moments: DType,
     /// The optimizer: with Muon, the matrices of the blocks have no second moments.
     pub optimizer: Optimizer,
+    /// The linear layers that training multiplies in 8 bits; `None`: in the type of the weights.
+    pub fp8: Option<Fp8Products>,
+}
+
+/// Which products of training are of 8-bit numbers. Weights and activations are e4m3.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fp8Products {
+    /// Those of the output head too, not only those of the blocks.
+    pub head: bool,
+    /// The format of gradients.
+    pub gradients: Fp8,
 }
 
 impl Precision {
@@ -88,6 +104,7 @@ impl Precision {
         master: DType::F32,
         moments: DType::F32,
         optimizer: Optimizer::AdamW,
+        fp8: None,
     };
     /// bf16 except for sums, statistics, moments and master weights.
     pub const BF16: Self = Self { weights: DType::BF16, grads: DType::BF16, ..Self::F32 };
@@ -110,6 +127,12 @@ impl Precision {
     #[must_use]
     pub const fn with_optimizer(self, optimizer: Optimizer) -> Self {
         Self { optimizer, ..self }
+    }
+
+    /// The same with these products of 8-bit numbers.
+    #[must_use]
+    pub const fn with_fp8(self, products: Fp8Products) -> Self {
+        Self { fp8: Some(products), ..self }
     }
 
     /// Whether the update needs master weights.

@@ -322,6 +322,7 @@ pub trait EngineExt: Engine {
             DType::I32 => self.write_i32(slot, &parse(data, i32::from_le_bytes)),
             DType::BF16 => self.write_f32(slot, &parse(data, |cell| bf16_to_f32(u16::from_le_bytes(cell)))),
             DType::I16 => self.write_f32(slot, &parse(data, |cell| i16::from_le_bytes(cell).into())),
+            DType::F8(format) => self.write_f32(slot, &parse(data, |[bits]: [u8; 1]| format.decode(bits))),
             _ => self.write_f32(slot, &parse(data, f32::from_le_bytes)),
         }
     }
@@ -339,6 +340,7 @@ pub trait EngineExt: Engine {
         match slot.dtype {
             DType::BF16 => store(out, &values, |value| f32_to_bf16(value).to_le_bytes()),
             DType::I16 => store(out, &values, |value| (value as i16).to_le_bytes()),
+            DType::F8(format) => store(out, &values, |value| [format.encode(value)]),
             _ => store(out, &values, f32::to_le_bytes),
         }
         Ok(())

@@ -9,7 +9,7 @@ use cudarc::cublaslt::sys::{
     cublasLtMatmulPreferenceAttributes_t as Preference, cublasLtMatrixLayoutAttribute_t as LayoutAttribute,
     cudaDataType_t as DataType,
 };
-use ironhorse_core::DType;
+use ironhorse_core::{DType, Fp8};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
@@ -20,7 +20,9 @@ fn data_type(dtype: DType) -> Result<u32> {
     match dtype {
         DType::F32 => Ok(DataType::CUDA_R_32F as u32),
         DType::BF16 => Ok(DataType::CUDA_R_16BF as u32),
-        other => Err(Error::Unsupported(format!("matrix product of {other}, expected f32 or bf16"))),
+        DType::F8(Fp8::E4M3) => Ok(DataType::CUDA_R_8F_E4M3 as u32),
+        DType::F8(Fp8::E5M2) => Ok(DataType::CUDA_R_8F_E5M2 as u32),
+        other => Err(Error::Unsupported(format!("matrix product of {other}, expected f32, bf16, e4m3 or e5m2"))),
     }
 }
 
@@ -148,6 +150,8 @@ pub struct Description {
     pub tf32: bool,
     /// What happens to each element of the result.
     pub epilogue: Epilogue,
+    /// Addresses of the factors of A and B, which 8-bit operands have, or 0; multiples of 16.
+    pub scales: [u64; 2],
 }
 
 /// The library's descriptors of one product.
@@ -214,6 +218,14 @@ impl Product {
         let op = |transposed: bool| i32::from(transposed).to_ne_bytes(); // CUBLAS_OP_N = 0, CUBLAS_OP_T = 1
         set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &op(what.transposed[0]))?;
         set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, &op(what.transposed[1]))?;
+        for (attribute, scale) in [
+            (DescAttribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, what.scales[0]),
+            (DescAttribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, what.scales[1]),
+        ] {
+            if scale != 0 {
+                set(attribute, &scale.to_ne_bytes())?;
+            }
+        }
         let Epilogue { code, bias, aux } = what.epilogue;
         if code != 0 {
             set(DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &code.to_ne_bytes())?;

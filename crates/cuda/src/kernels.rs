@@ -19,7 +19,7 @@ macro_rules! sources {
 }
 
 sources! {
-    "common": "async_copy.cuh" "chain.cuh" "dropout.cuh" "fill.cu" "floats.cuh" "hopper.cuh" "limits.cu" "mma.cuh" "partials.cuh" "positions.cuh"
+    "common": "async_copy.cuh" "chain.cuh" "dropout.cuh" "fill.cu" "floats.cuh" "fp8.cuh" "hopper.cuh" "limits.cu" "mma.cuh" "partials.cuh" "positions.cuh"
         "prelude.cuh" "random.cuh" "row_block.cuh" "rows.cuh" "scan.cuh" "tf32.cuh" "unaligned.cuh";
     "attention": "cached.cu" "cached_split.cu" "dropout.cuh" "flash.cuh" "flash_any.cu" "flash_bwd.cu" "flash_f32.cu" "flash_fwd.cu"
         "packed.cuh" "starts.cuh" "strided.cuh" "tile.cuh" "tile_f32.cuh" "tile_half.cuh";
@@ -28,6 +28,7 @@ sources! {
     "experts": "eager_router.cu" "grouped.cuh" "grouped_any.cu" "grouped_any.cuh" "grouped_hopper.cuh"
         "grouped_lora.cuh" "grouped_lora_any.cu" "grouped_lora_mma.cu" "grouped_mma.cu" "grouped_mma.cuh"
         "grouped_rows.cuh" "grouped_swiglu.cu" "grouped_wgmma.cu" "permute.cu" "router.cu" "sort.cu";
+    "fp8": "quantize.cu";
     "loss": "argmax.cu" "cross_entropy.cu" "cross_entropy_bwd.cu" "eager_cross_entropy.cu" "mean.cu" "preference.cu" "softmax.cu";
     "norm": "bwd.cu" "eager_bwd.cu" "eager_fwd.cu" "fwd.cu" "gain.cuh" "qk.cu" "row.cuh" "row_block.cuh";
     "optimizer": "adamw.cu" "eager.cu" "grad_norm.cu" "muon.cu" "state.cuh";

@@ -4,6 +4,7 @@ use crate::Result;
 use crate::args::{Args, Grid};
 use crate::device::{Event, Stream};
 use crate::kernels::Spec;
+use ironhorse_core::DType;
 
 const THREADS: u32 = 512;
 
@@ -19,7 +20,16 @@ pub(crate) fn full_grid(stream: &Stream) -> Grid {
 
 /// Fills memory with random numbers, so that the power drawn is that of real data.
 pub(crate) fn fill_with_noise(stream: &Stream, at: u64, bytes: usize) -> Result<()> {
-    let noise = stream.device().function(&spec().kernel("limits_noise"))?;
+    noise(stream, "limits_noise", at, bytes)
+}
+
+/// The same for numbers of this type.
+pub(crate) fn fill_with_noise_of(stream: &Stream, dtype: DType, at: u64, bytes: usize) -> Result<()> {
+    noise(stream, if dtype.size() == 1 { "limits_noise_fp8" } else { "limits_noise" }, at, bytes)
+}
+
+fn noise(stream: &Stream, kernel: &'static str, at: u64, bytes: usize) -> Result<()> {
+    let noise = stream.device().function(&spec().kernel(kernel))?;
     stream.launch(noise, full_grid(stream), &mut Args::new().ptr(at).u64(bytes as u64 / 16))
 }
 

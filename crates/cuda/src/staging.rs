@@ -11,6 +11,7 @@ pub(crate) fn to_device(dtype: DType, values: &[f32], bytes: &mut [u8]) {
         DType::BF16 => each(bytes, values, |value| f32_to_bf16(value).to_le_bytes()),
         DType::I32 => each(bytes, values, |value| (value as i32).to_le_bytes()),
         DType::I16 => each(bytes, values, |value| (value as i16).to_le_bytes()),
+        DType::F8(format) => each(bytes, values, |value| [format.encode(value)]),
         _ => each(bytes, values, f32::to_le_bytes),
     }
 }
@@ -31,6 +32,7 @@ pub(crate) fn to_host(dtype: DType, bytes: &[u8], values: &mut [f32]) {
         DType::BF16 => back(bytes, values, |cell| bf16_to_f32(u16::from_le_bytes(cell))),
         DType::I32 => back(bytes, values, |cell| i32::from_le_bytes(cell) as f32),
         DType::I16 => back(bytes, values, |cell| f32::from(i16::from_le_bytes(cell))),
+        DType::F8(format) => back(bytes, values, |[bits]: [u8; 1]| format.decode(bits)),
         _ => back(bytes, values, f32::from_le_bytes),
     }
 }

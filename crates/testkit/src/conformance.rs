@@ -114,7 +114,7 @@ fn prepare(engine: &mut dyn Engine, case: &Case) -> Result<Vec<Vec<f32>>> {
     Pool::ALL.into_iter().map(|pool| read(engine, whole(case, pool))).collect()
 }
 
-/// A pool as one flat slot, in units of the smallest float type of the op, because a bf16 slot can end inside an f32.
+/// A pool as one flat slot, in units of the smallest float type of the op, because a slot of smaller elements can end inside an f32.
 /// Engines copy the bits of floats unchanged, so other element types survive too.
 fn whole(case: &Case, pool: Pool) -> Slot {
     let dtype = unit(case);
@@ -122,8 +122,9 @@ fn whole(case: &Case, pool: Pool) -> Slot {
 }
 
 fn unit(case: &Case) -> DType {
-    let bf16 = case.op().args().iter().any(|arg| arg.slot.dtype == DType::BF16);
-    if bf16 { DType::BF16 } else { DType::F32 }
+    let types = case.op().args().into_iter().map(|arg| arg.slot.dtype);
+    let floats = types.filter(|dtype| matches!(dtype, DType::BF16 | DType::F8(_)));
+    floats.min_by_key(|dtype| dtype.size()).unwrap_or(DType::F32)
 }
 
 /// Checks that every word of a pool outside the written slots has kept its bits.

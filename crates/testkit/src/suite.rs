@@ -3,7 +3,7 @@
 use crate::case::is_choice;
 use crate::conformance::{Check, check_against, check_refusal};
 use crate::report::{Fault, Mismatch, Report};
-use crate::{Case, cases_in, refusals_in};
+use crate::{Case, FP8_OPS, cases_in, refusals_in};
 use ironhorse_core::op::Op;
 use ironhorse_core::{Engine, EngineExt, Layout, Precision, Result};
 use std::fmt;
@@ -40,6 +40,8 @@ pub enum Mode {
     Tf32,
     /// bf16, with bf16 and with f32 gradients, and with every way to store master weights and moments.
     Bf16,
+    /// The ops of 8-bit numbers, beside bf16 with bf16 and with f32 gradients. The other ops are those of bf16.
+    Fp8,
 }
 
 impl Mode {
@@ -49,6 +51,7 @@ impl Mode {
             Self::F32 => "f32",
             Self::Tf32 => "tf32",
             Self::Bf16 => "bf16",
+            Self::Fp8 => "fp8",
         }
     }
 
@@ -56,6 +59,7 @@ impl Mode {
         match self {
             Self::F32 | Self::Tf32 => &[Precision::F32],
             Self::Bf16 => &BF16,
+            Self::Fp8 => &[Precision::BF16, Precision::BF16_F32_GRADS],
         }
     }
 }
@@ -73,12 +77,14 @@ pub struct Suite {
     pub large: bool,
     /// Run each case twice and require the same bits.
     pub twice: bool,
+    /// In f32, run the ops of 8-bit numbers too, in slots of f32. Only the CPU engine has them there.
+    pub wide_fp8: bool,
 }
 
 impl Suite {
     /// Everything but the large cases, once.
     pub fn new(mode: Mode) -> Self {
-        Self { mode, ops: Vec::new(), quick: false, large: false, twice: false }
+        Self { mode, ops: Vec::new(), quick: false, large: false, twice: false, wide_fp8: true }
     }
 
     /// The cases to compute and the cases that must be rejected, op by op.
@@ -87,6 +93,12 @@ impl Suite {
         let has = |op: &str| {
             self.mode != Mode::Tf32 || ["linear", "grouped", "attention"].iter().any(|s| op.starts_with(s))
         };
+        let has_fp8 = |op: &str| match self.mode {
+            Mode::Fp8 => FP8_OPS.contains(&op),
+            Mode::F32 if self.wide_fp8 => true,
+            _ => !FP8_OPS.contains(&op),
+        };
+        let has = |op: &str| has(op) && has_fp8(op);
         let wanted = |op: &str| has(op) && (self.ops.is_empty() || self.ops.iter().any(|name| name == op));
         let (mut cases, mut refusals) = (Vec::new(), Vec::new());
         for &precision in self.mode.precisions() {

@@ -37,7 +37,7 @@ pub fn tolerance(op: &Op, arg: &Arg, want: &[f64], terms: Terms) -> f64 {
         return 0.0;
     }
     let numerics = op.numerics(arg.name);
-    let bf16 = op.args().iter().any(|arg| arg.slot.dtype == DType::BF16);
+    let bf16 = op.args().iter().any(|arg| matches!(arg.slot.dtype, DType::BF16 | DType::F8(_)));
     let base = numerics.arithmetic.error().max(products(numerics.product, bf16, terms));
     match arg.slot.dtype {
         _ if !bf16 => base,
@@ -52,6 +52,7 @@ pub fn tolerance(op: &Op, arg: &Arg, want: &[f64], terms: Terms) -> f64 {
 fn products(product: Option<Product>, bf16: bool, terms: Terms) -> f64 {
     match product {
         Some(Product::Linear) if bf16 => TENSOR_CORE_SUM,
+        Some(Product::Fp8) if bf16 => Product::FP8_SUM,
         // Scores are sums of at most 160 products, and their absolute error is a relative error of the exponential.
         Some(Product::Attention) if bf16 => TENSOR_CORE_SUM.max(2.0 * F32_UNIT * terms.scores),
         // Both operands are rounded, each with an error of at most half a step.

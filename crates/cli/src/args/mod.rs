@@ -13,7 +13,7 @@ use crate::number;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use ironhorse::Device;
-use ironhorse::core::{Engine, Optimizer, Precision};
+use ironhorse::core::{Engine, Fp8, Fp8Products, Optimizer, Precision};
 use ironhorse::cuda::{Attention, Settings};
 use ironhorse::train::model::{ModelConfig, Recompute};
 use serde::Serialize;
@@ -177,15 +177,37 @@ pub enum Dtype {
     Tf32,
     /// bfloat16 with f32 sums
     Bf16,
+    /// bf16 whose training multiplies the layers of the blocks in 8 bits, each tensor scaled (GPU of compute capability 8.9 or newer)
+    Fp8,
+    /// the same, with the output head in 8 bits too
+    #[serde(rename = "fp8-head")]
+    Fp8Head,
 }
 
 impl Dtype {
+    /// Whether weights are bf16.
+    pub fn is_bf16(self) -> bool {
+        matches!(self, Self::Bf16 | Self::Fp8 | Self::Fp8Head)
+    }
+
+    /// The products of 8-bit numbers.
+    fn fp8(self) -> Option<Fp8Products> {
+        let products = |head| Some(Fp8Products { head, gradients: Fp8::E5M2 });
+        match self {
+            Self::Fp8 => products(false),
+            Self::Fp8Head => products(true),
+            Self::F32 | Self::Tf32 | Self::Bf16 => None,
+        }
+    }
+
     /// The element types of a program in this precision. Gradients that add up over micro-steps are f32.
     pub fn precision(self, micro_steps: u32) -> Precision {
         match self {
             Self::F32 | Self::Tf32 => Precision::F32,
-            Self::Bf16 if micro_steps > 1 => Precision::BF16_F32_GRADS,
-            Self::Bf16 => Precision::BF16,
+            _ => {
+                let bf16 = if micro_steps > 1 { Precision::BF16_F32_GRADS } else { Precision::BF16 };
+                Precision { fp8: self.fp8(), ..bf16 }
+            }
         }
     }
 }
@@ -198,7 +220,7 @@ impl EngineArgs {
             (device, _) => device,
         };
         match self.dtype {
-            Some(dtype @ (Dtype::Bf16 | Dtype::Tf32)) if device == Device::Cpu => {
+            Some(dtype) if dtype != Dtype::F32 && device == Device::Cpu => {
                 bail!("the cpu engine computes in f32 only, not {}; use --dtype f32", dtype.name())
             }
             _ => Ok(device),
@@ -309,7 +331,7 @@ impl StateArgs {
     /// The element types of a training program: [`Dtype::precision`] with these choices.
     pub fn precision(self, dtype: Dtype, micro_steps: u32) -> Result<Precision> {
         let refused = match self {
-            _ if dtype == Dtype::Bf16 => None,
+            _ if dtype.is_bf16() => None,
             Self { master: MasterArg::Residual, .. } => Some("--master residual"),
             Self { moments: MomentsArg::Bf16, .. } => Some("--moments bf16"),
             _ => None,

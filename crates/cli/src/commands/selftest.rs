@@ -55,6 +55,8 @@ enum DtypeArg {
     Tf32,
     /// bfloat16 with f32 sums (GPU)
     Bf16,
+    /// the ops of 8-bit numbers (GPU of compute capability 8.9 or newer)
+    Fp8,
     /// every precision that the engine supports
     All,
 }
@@ -107,6 +109,7 @@ pub fn run(args: &SelftestArgs) -> Result<Outcome> {
             quick: args.quick,
             large: !args.quick,
             twice: !args.cuda.fast,
+            wide_fp8: device == Device::Cpu,
             ..Suite::new(mode)
         };
         let mut progress = Progress::new(mode.name());
@@ -154,13 +157,21 @@ fn modes(args: &SelftestArgs, device: Device) -> Result<Vec<Mode>> {
         DtypeArg::F32 => vec![Mode::F32],
         DtypeArg::Tf32 => vec![Mode::Tf32],
         DtypeArg::Bf16 => vec![Mode::Bf16],
+        DtypeArg::Fp8 => vec![Mode::Fp8],
         DtypeArg::All if device == Device::Cpu => vec![Mode::F32],
+        DtypeArg::All if has_fp8(device) => vec![Mode::F32, Mode::Bf16, Mode::Tf32, Mode::Fp8],
         DtypeArg::All => vec![Mode::F32, Mode::Bf16, Mode::Tf32],
     };
     if let Some(mode) = modes.iter().find(|&&mode| device == Device::Cpu && mode != Mode::F32) {
         bail!("the cpu engine computes in f32 only, not {}; use --dtype f32", mode.name());
     }
     Ok(modes)
+}
+
+/// Whether a GPU multiplies 8-bit numbers.
+fn has_fp8(device: Device) -> bool {
+    let Device::Cuda(index) = device else { return false };
+    ironhorse::cuda::devices().is_ok_and(|all| all.iter().any(|gpu| gpu.index == index && gpu.has_fp8()))
 }
 
 /// One line for each op and precision.

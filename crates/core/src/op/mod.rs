@@ -10,6 +10,7 @@ mod collective;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod fp8;
 mod grouped;
 mod grouped_lora;
 mod linear;
@@ -36,6 +37,7 @@ pub use collective::{AllGather, Exchange, TreeSum};
 pub use dropout::{AttentionDropoutBwd, AttentionDropoutFwd, Dropout};
 pub use elementwise::Add;
 pub use embedding::{EmbeddingBwd, EmbeddingFwd};
+pub use fp8::{Amax, MatmulFp8, Quantize};
 pub use grouped::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd};
 pub use grouped_lora::{GroupedLoraBwdHidden, GroupedLoraBwdInput, GroupedLoraBwdWeight, GroupedLoraFwd};
 pub use linear::{LinearBwdInput, LinearBwdWeight, LinearFwd};
@@ -156,6 +158,9 @@ ops!(
     MuonMomentum,
     Matmul,
     MuonUpdate,
+    Amax,
+    Quantize,
+    MatmulFp8,
     Fill,
     CopySlot,
     Exchange,

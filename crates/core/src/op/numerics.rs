@@ -56,6 +56,16 @@ pub enum Product {
     Attention,
     /// Attention of a single query, which engines compute without tensor cores in bf16.
     CachedAttention,
+    /// Of 8-bit numbers, whose products are exact in f32; the sums on tensor cores are not.
+    Fp8,
+}
+
+impl Product {
+    /// The largest relative error of a sum of products of 8-bit numbers. Hopper's tensor cores keep 13 bits after the point of the
+    /// running sum and cut off the rest, once for every 32 products; after four times that the sum is added to an f32. Each
+    /// cut is at most 2⁻¹³ of the partial sum, and there are four: 2⁻¹¹. Partial sums of terms of both signs are independent,
+    /// so over a tensor the errors add up like the sums themselves.
+    pub const FP8_SUM: f64 = 1.0 / 2048.0;
 }
 
 /// Everything that limits the accuracy of one result of an op.

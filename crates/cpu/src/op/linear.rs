@@ -11,7 +11,7 @@ use ironhorse_core::op::{LinearBwdInput, LinearBwdWeight, LinearFwd};
 use std::ops::Range;
 
 /// A whole slot as rows of `cols`.
-fn rows_of(span: Span<f32>, cols: usize) -> MatRef {
+pub(super) fn rows_of(span: Span<f32>, cols: usize) -> MatRef {
     MatRef::row_major(span.ptr().cast_const(), cols)
 }
 
@@ -19,7 +19,7 @@ fn rows_of(span: Span<f32>, cols: usize) -> MatRef {
 ///
 /// # Safety
 /// The matrices are inside slots of the op; `c` shares no memory with `a` and `b`.
-unsafe fn product(ctx: &mut Ctx<'_>, product: Gemm<'_>) -> Result<()> {
+pub(super) unsafe fn product(ctx: &mut Ctx<'_>, product: Gemm<'_>) -> Result<()> {
     // SAFETY: passed on to the caller.
     unsafe { gemm(ctx.team, ctx.workspace, ctx.isa, &product) }.map_err(engine_error)
 }

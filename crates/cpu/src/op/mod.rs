@@ -5,6 +5,7 @@ mod collective;
 mod columns;
 mod elementwise;
 mod embedding;
+mod fp8;
 mod grouped;
 mod grouped_lora;
 mod linear;
@@ -237,6 +238,9 @@ pub fn run(ctx: &mut Ctx<'_>, op: &Op) -> Result<()> {
         Op::MuonMomentum(op) => muon::muon_momentum(ctx, op),
         Op::Matmul(op) => matmul::matmul(ctx, op),
         Op::MuonUpdate(op) => muon::muon_update(ctx, op),
+        Op::Amax(op) => fp8::amax(ctx, op),
+        Op::Quantize(op) => fp8::quantize(ctx, op),
+        Op::MatmulFp8(op) => fp8::matmul_fp8(ctx, op),
         Op::Fill(op) => memory::fill(ctx, op),
         Op::CopySlot(op) => memory::copy(ctx, op),
         Op::Exchange(op) => collective::exchange(ctx, op),

@@ -46,6 +46,26 @@ KERNEL limits_noise(uint4* out, u64 n) {
     }
 }
 
+// limits_noise_fp8: 8-bit numbers of both formats, of either sign and of ordinary size; decided by the place
+// moves  16*n bytes; bound: memory
+// grid   any
+// order  none
+KERNEL limits_noise_fp8(uint4* out, u64 n) {
+    const u64 step = (u64)gridDim.x * blockDim.x;
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        u32 word[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            u32 h = (u32)i * 4u + j;
+            h = (h ^ (h >> 16)) * 0x85ebca6bu;
+            h = (h ^ (h >> 13)) * 0xc2b2ae35u;
+            h ^= h >> 16;
+            word[j] = (h & 0x80808080u) | ((h & 0x1f1f1f1fu) + 0x28282828u);
+        }
+        out[i] = make_uint4(word[0], word[1], word[2], word[3]);
+    }
+}
+
 // limits_checksum: *sum += a number that depends on every word of x (n,4) and on its place
 // moves  16*n bytes; bound: memory
 // grid   any number of whole warps

@@ -26,7 +26,15 @@ pub struct DeviceInfo {
     pub shared_per_block: usize,
 }
 
+/// The first compute capability with products of 8-bit numbers.
+pub(crate) const FP8_COMPUTE: (u32, u32) = (8, 9);
+
 impl DeviceInfo {
+    /// Whether its tensor cores multiply 8-bit numbers.
+    pub fn has_fp8(&self) -> bool {
+        self.compute >= FP8_COMPUTE
+    }
+
     /// The architecture NVRTC compiles for: `sm_90a`, `sm_80`.
     pub fn arch(&self) -> String {
         let (major, minor) = self.compute;

@@ -90,6 +90,7 @@ fn describe(shape: &GemmShape) -> Option<Description> {
         transposed: [transpose_b, transpose_a],
         tf32: false,
         epilogue: Epilogue::default(),
+        scales: [0; 2],
     })
 }
 

@@ -60,6 +60,8 @@ pub(crate) struct Problem {
     pub transposed: [bool; 2],
     /// Element type of A and B.
     pub inputs: DType,
+    /// Element type of B where it is another one, as of 8-bit numbers.
+    pub inputs_b: Option<DType>,
     /// Element type of D, of the bias and of the matrix on the side.
     pub output: DType,
     pub tf32: bool,
@@ -90,6 +92,8 @@ pub(crate) struct At {
     pub aux: u64,
     /// What is added to the product, or 0 for D itself.
     pub c: u64,
+    /// The factors of A and B where these are 8-bit numbers, or 0.
+    pub scales: [u64; 2],
 }
 
 impl At {
@@ -123,7 +127,15 @@ impl Problem {
         let tf32 = tf32 && inputs == DType::F32;
         let (extra, align) = (Extra::None, at.align());
         let ld = [if transposed[0] { k } else { m }, if transposed[1] { n } else { k }, m];
-        Self { m, n, k, transposed, inputs, output, tf32, extra, adds: false, batch: 1, align, ld }
+        let inputs_b = None;
+        Self { m, n, k, transposed, inputs, inputs_b, output, tf32, extra, adds: false, batch: 1, align, ld }
+    }
+
+    /// out (M,N) = a (M,K) · b (N,K)ᵀ of 8-bit numbers, the one form that GPUs have; A is b, B is a. `sizes` are those of
+    /// the rows of a.
+    pub fn fp8(sizes: &Sizes, of_a: DType, at: &At) -> Self {
+        let inputs_b = Some(of_a).filter(|of_a| *of_a != sizes.inputs);
+        Self { inputs_b, ..Self::forward(sizes, at) }
     }
 
     /// out (rows,OC) = inp (rows,C) · weight (OC,C)ᵀ; A is the weight, B the input.
@@ -177,7 +189,7 @@ impl Problem {
     /// B as it is stored.
     pub fn b(&self) -> Matrix {
         let (rows, cols) = if self.transposed[1] { (self.n, self.k) } else { (self.k, self.n) };
-        Matrix { dtype: self.inputs, rows, cols, ld: self.ld[1] }
+        Matrix { dtype: self.inputs_b.unwrap_or(self.inputs), rows, cols, ld: self.ld[1] }
     }
 
     /// The result.
@@ -197,7 +209,8 @@ impl Problem {
         let epilogue = Epilogue { code: self.extra.code(), bias: at.bias, aux: at.aux };
         let Self { transposed, tf32, .. } = *self;
         let batch = i32::try_from(self.batch).unwrap_or(i32::MAX);
-        Description { a: self.a(), b: self.b(), d: self.d(), batch, transposed, tf32, epilogue }
+        let scales = at.scales;
+        Description { a: self.a(), b: self.b(), d: self.d(), batch, transposed, tf32, epilogue, scales }
     }
 
     /// Whether the library can be asked: sizes it takes, and the leading dimension GELU's side matrix needs.
@@ -225,7 +238,11 @@ impl fmt::Display for Problem {
         let letter = |transposed: bool| if transposed { 'T' } else { 'N' };
         let Self { m, n, k, inputs, output, .. } = self;
         let (a, b) = (letter(self.transposed[0]), letter(self.transposed[1]));
-        write!(f, "{m}x{n}x{k} {a}{b} {inputs}->{output}")?;
+        write!(f, "{m}x{n}x{k} {a}{b} {inputs}")?;
+        if let Some(other) = self.inputs_b {
+            write!(f, ",{other}")?;
+        }
+        write!(f, "->{output}")?;
         if self.tf32 {
             write!(f, " tf32")?;
         }

@@ -9,7 +9,7 @@ use crate::args::Args;
 use crate::cublaslt::{Handle, Operands, Product, Wanted};
 use crate::device::{Buffer, Device, Pinned, Stream};
 use crate::ffi::cublaslt::{Found, reduction};
-use crate::measure::{self, fill_with_noise, full_grid, mean_ms};
+use crate::measure::{self, fill_with_noise, fill_with_noise_of, full_grid, mean_ms};
 use crate::{Error, Result};
 use ironhorse_core::DType;
 use std::sync::Arc;
@@ -196,7 +196,7 @@ impl Bench<'_> {
         let [a, b, d] = [problem.a(), problem.b(), problem.d()].map(|x| problem.batch * bytes_of(&x));
         let has_aux = matches!(problem.extra, Extra::Gelu { .. } | Extra::GeluGrad);
         let (aux, bias) = (if has_aux { d } else { 0 }, 4 * problem.m.max(problem.n));
-        let results = up(d) + up(aux) + up(bias) + up(workspace) + up(1);
+        let results = up(d) + up(aux) + up(bias) + up(workspace) + 2 * up(1);
         let (free, _) = self.device.memory()?;
         let all = results + up(a) + up(b) + RESERVE <= free;
         let own = if all { up(a) + up(b) } else { 0 };
@@ -217,6 +217,7 @@ impl Bench<'_> {
             start
         };
         let (sums, workspace) = (take(1), take(workspace));
+        let scale = take(1);
         let noisy = take(0);
         let (bias, d) = (take(bias), take(d));
         let aux = if has_aux { take(aux) } else { 0 };
@@ -224,8 +225,15 @@ impl Bench<'_> {
         let (a, b) = if all { (take(a), take(b)) } else { (at.a, at.b) };
         let end = take(0);
         fill_with_noise(self.stream, noisy, (end - noisy) as usize)?;
+        if all {
+            for (matrix, at) in [(problem.a(), a), (problem.b(), b)] {
+                fill_with_noise_of(self.stream, matrix.dtype, at, up(problem.batch * bytes_of(&matrix)))?;
+            }
+        }
+        fill_with_noise(self.stream, scale, 16)?;
+        let scales = at.scales.map(|address| if address == 0 { 0 } else { scale });
         let has_bias = matches!(problem.extra, Extra::Bias | Extra::Gelu { bias: true } | Extra::BiasGrad);
-        let at = At { a, b, d, bias: if has_bias { bias } else { 0 }, aux, c: 0 };
+        let at = At { a, b, d, bias: if has_bias { bias } else { 0 }, aux, c: 0, scales };
         Ok(Some(Arena { _buffer: buffer, at, workspace, sums, written }))
     }
 

@@ -6,6 +6,7 @@ mod collective;
 mod elementwise;
 mod embedding;
 mod flash;
+mod fp8;
 mod gemv;
 mod grouped;
 mod grouped_lora;
@@ -112,6 +113,9 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::MuonMomentum(op) => muon::muon_momentum(cx, op),
         Op::Matmul(op) => matmul::matmul(cx, op),
         Op::MuonUpdate(op) => muon::muon_update(cx, op),
+        Op::Amax(op) => fp8::amax(cx, op),
+        Op::Quantize(op) => fp8::quantize(cx, op),
+        Op::MatmulFp8(op) => fp8::matmul_fp8(cx, op),
         Op::Fill(op) => memory::fill(cx, op),
         Op::CopySlot(op) => memory::copy(cx, op),
         Op::Exchange(op) => collective::exchange(cx, op),
@@ -158,7 +162,7 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
 /// Every specialisation the launchers ask for.
 pub(crate) fn specs() -> Vec<Spec> {
     specs_of!(
-        attention_cached collective elementwise embedding flash gemv grouped grouped_lora linear loss memory muon norm optimizer
+        attention_cached collective elementwise embedding flash fp8 gemv grouped grouped_lora linear loss memory muon norm optimizer
         preference qk_norm rope router routing sample swiglu
     )
 }

@@ -4,7 +4,7 @@ use super::{Case, Data, Input};
 use crate::Rng;
 use ironhorse_core::op::{AdamW, Op};
 use ironhorse_core::{
-    Builder, DType, Layout, Pool, Precision, Scalars, Shape, Slot, bf16_to_f32, f32_to_bf16,
+    Builder, DType, Fp8, Layout, Pool, Precision, Scalars, Shape, Slot, bf16_to_f32, f32_to_bf16,
 };
 
 /// The number of elements of a guard: one cache line.
@@ -65,6 +65,12 @@ impl Kit {
     /// An f32 slot whatever the precision: statistics, losses, the norm.
     pub fn stat(&mut self, shape: impl Into<Shape>) -> Slot {
         self.typed(shape, DType::F32)
+    }
+
+    /// A slot of 8-bit numbers; in f32 a slot that holds such numbers.
+    pub fn fp8(&mut self, shape: impl Into<Shape>, format: Fp8) -> Slot {
+        let wide = self.precision.weights == DType::F32;
+        self.typed(shape, if wide { DType::F32 } else { DType::F8(format) })
     }
 
     fn typed(&mut self, shape: impl Into<Shape>, dtype: DType) -> Slot {
@@ -140,8 +146,10 @@ impl Kit {
 
     /// Sets the values of a slot, rounded to its element type; returns the rounded values.
     pub fn set(&mut self, slot: Slot, mut values: Vec<f32>) -> Vec<f32> {
-        if slot.dtype == DType::BF16 {
-            values.iter_mut().for_each(|value| *value = bf16_to_f32(f32_to_bf16(*value)));
+        match slot.dtype {
+            DType::BF16 => values.iter_mut().for_each(|value| *value = bf16_to_f32(f32_to_bf16(*value))),
+            DType::F8(format) => values.iter_mut().for_each(|value| *value = format.quantize(*value)),
+            _ => {}
         }
         self.given.push(Input { slot, data: Data::F32(values.clone()) });
         values

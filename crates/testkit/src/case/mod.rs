@@ -6,6 +6,7 @@ mod collective;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod fp8;
 mod grouped;
 mod grouped_lora;
 mod kit;
@@ -27,6 +28,7 @@ mod router;
 mod routing;
 mod swiglu;
 
+pub use fp8::FP8_OPS;
 pub use kit::Kit;
 #[cfg(test)]
 pub(crate) use optimizer::flat_pools;
@@ -211,6 +213,7 @@ const FAMILIES: &[Family] = &[
     (&["grad_norm", "adamw"], optimizer::cases),
     (&["muon_momentum", "muon_update"], muon::cases),
     (&["matmul"], matmul::cases),
+    (FP8_OPS, fp8::cases),
     (&["fill", "copy"], memory::cases),
     (&["exchange", "tree_sum", "all_gather"], collective::cases),
 ];
@@ -220,11 +223,11 @@ pub(crate) fn is_choice(precision: Precision) -> bool {
     precision.has_residual() || precision.moments != DType::F32
 }
 
-/// Whether the op depends on the precision of its case: with bf16 it has a bf16 slot, and with f32 gradients beside
-/// bf16 also an f32 gradient.
+/// Whether the op depends on the precision of its case: with bf16 it has a slot of bf16 or 8-bit numbers, and with f32
+/// gradients beside bf16 also an f32 gradient.
 fn is_own(case: &Case) -> bool {
     let args = case.op().args();
-    let has_bf16 = args.iter().any(|arg| arg.slot.dtype == DType::BF16);
+    let has_bf16 = args.iter().any(|arg| matches!(arg.slot.dtype, DType::BF16 | DType::F8(_)));
     let has_f32_grads = args.iter().any(|arg| arg.slot.pool == Pool::Grads && arg.slot.dtype == DType::F32);
     match case.precision() {
         Precision::F32 => true,
@@ -279,7 +282,7 @@ mod tests {
         let ops: HashSet<_> = mixed.iter().map(|case| case.op().name()).collect();
         let want = ["embedding_bwd", "layernorm_bwd", "linear_bwd_weight", "adamw", "muon_momentum"];
         let more = ["rmsnorm_bwd", "qk_norm_bwd", "grouped_linear_bwd_weight", "lora_bwd_weight"];
-        let want = [&want[..], &more, &["grouped_lora_bwd_weight"]].concat();
+        let want = [&want[..], &more, &["grouped_lora_bwd_weight", "quantize", "matmul_fp8"]].concat();
         assert_eq!(ops, HashSet::from_iter(want));
     }
 

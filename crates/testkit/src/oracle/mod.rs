@@ -7,6 +7,7 @@ mod collective;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod fp8;
 mod fused;
 mod grouped;
 mod grouped_lora;
@@ -145,6 +146,9 @@ pub(crate) fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
         Op::MuonMomentum(op) => muon::momentum(pools, op, step),
         Op::Matmul(op) => matmul::matmul(pools, op),
         Op::MuonUpdate(op) => muon::update(pools, op, step),
+        Op::Amax(op) => fp8::amax(pools, op),
+        Op::Quantize(op) => fp8::quantize(pools, op, step),
+        Op::MatmulFp8(op) => fp8::matmul_fp8(pools, op, step),
         Op::Fill(op) => memory::fill(pools, op),
         Op::CopySlot(op) => memory::copy(pools, op),
         Op::Exchange(op) => collective::exchange(pools, op),
@@ -194,7 +198,10 @@ impl Engine for OracleEngine {
             HostSlice::F32(data) if slot.dtype == DType::BF16 => {
                 data.iter().map(|&value| bf16_to_f32(f32_to_bf16(value)).into()).collect()
             }
-            HostSlice::F32(data) => data.iter().map(|&value| value.into()).collect(),
+            HostSlice::F32(data) => match slot.dtype {
+                DType::F8(format) => data.iter().map(|&value| format.decode(format.encode(value)).into()).collect(),
+                _ => data.iter().map(|&value| value.into()).collect(),
+            },
             HostSlice::I32(data) => data.iter().map(|&value| value.into()).collect(),
             HostSlice::Bytes(data) => return self.write_bytes_as_values(slot, data),
         };
@@ -229,7 +236,7 @@ impl Engine for OracleEngine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ironhorse_core::Builder;
+    use ironhorse_core::{Builder, Fp8};
 
     /// The oracle holds f64: bytes become elements and the same bytes again, in every element type.
     #[test]
@@ -239,6 +246,7 @@ mod tests {
             (DType::I32, [0xff, 0xff, 0xff, 0x7f, 1, 0, 0, 0x80]),
             (DType::BF16, [0xc0, 0x3f, 1, 0, 0x80, 0xff, 0x80, 0x7f]),
             (DType::I16, [0xff, 0x7f, 0, 0x80, 0xff, 0xff, 1, 0]),
+            (DType::F8(Fp8::E4M3), [0, 1, 0x7e, 0x80, 0x38, 0xb9, 0xfe, 0x08]),
         ] {
             let mut b = Builder::new();
             let slot = b.io("x", [8 / dtype.size()], dtype);

@@ -1,4 +1,4 @@
-//! The oracle's memory: one f64 cell for every 2 bytes of a pool.
+//! The oracle's memory: one f64 cell for every byte of a pool.
 //!
 //! An element is stored in the first cell of its bytes, so slots of one element type alias as they do in real memory
 //! (sub-slots, flat views). 32-bit integers are exact in f64.
@@ -6,7 +6,7 @@
 use ironhorse_core::{Error, Layout, Pool, Result, Slot};
 
 /// Bytes that one cell represents: the size of the smallest element.
-const CELL: usize = 2;
+const CELL: usize = 1;
 
 #[derive(Debug, Default)]
 pub(crate) struct Pools {

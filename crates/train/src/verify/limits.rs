@@ -127,11 +127,17 @@ impl Limits {
         cpu: &mut dyn FnMut() -> Box<dyn Engine>,
     ) -> Result<Self> {
         let low = options.precision.weights == DType::BF16;
+        // the key's errors are those of PyTorch in bf16; of 8-bit products there are none
+        let fp8 = options.precision.fp8.is_some();
         let (basis, errors, floor) = match (low, reference.bf16_errors()) {
             (false, _) if !options.tf32 => (Basis::Fixed, BTreeMap::new(), 0.0),
-            (true, Some(errors)) => (Basis::PyTorch, errors.clone(), BF16_FLOOR),
+            (true, Some(errors)) if !fp8 => (Basis::PyTorch, errors.clone(), BF16_FLOOR),
             _ => {
-                let rounding = if low { Rounding::Bf16 } else { Rounding::Tf32 };
+                let rounding = match (low, fp8) {
+                    (true, true) => Rounding::Fp8,
+                    (true, false) => Rounding::Bf16,
+                    (false, _) => Rounding::Tf32,
+                };
                 let engine = Box::new(RoundingEngine::new(cpu(), rounding));
                 let (rows, _) = answers(engine, reference, options, &Self::unlimited())?;
                 let errors = rows.into_iter().map(|row| (row.name, row.comparison.rel_error)).collect();

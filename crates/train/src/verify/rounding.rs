@@ -5,7 +5,7 @@ use crate::session::master::{is_residual, read_master, write_master};
 use ironhorse_core::op::Op;
 use ironhorse_core::{
     DType, DeviceDescription, Engine, EngineExt, Error, HostSlice, HostSliceMut, Layout, MemoryUse, Pool,
-    Program, RandomRounding, Result, Scalars, Slot, bf16_to_f32, f32_to_bf16,
+    Program, RandomRounding, Result, Scalars, Slot, Widening, bf16_to_f32, f32_to_bf16,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,8 +15,21 @@ use std::ops::Range;
 pub enum Rounding {
     /// Programs with bf16 tensors: results that an op writes to them are rounded.
     Bf16,
+    /// The same for programs that have products of 8-bit numbers, which such an op rounds itself, besides.
+    Fp8,
     /// Programs in f32: operands of products are truncated to 10 bits after the point.
     Tf32,
+}
+
+impl Rounding {
+    /// How much wider the memory of the inner engine is; `None` if it runs the program itself.
+    fn widening(self) -> Option<Widening> {
+        match self {
+            Self::Bf16 => Some(Widening::Twice),
+            Self::Fp8 => Some(Widening::Fourfold),
+            Self::Tf32 => None,
+        }
+    }
 }
 
 /// An engine for bf16 or tf32 programs on top of an f32 engine. For checks, not for speed.
@@ -38,16 +51,18 @@ impl RoundingEngine {
 
     /// Where the inner engine keeps a tensor.
     fn place(&self, slot: Slot) -> Slot {
-        match self.rounding {
-            Rounding::Bf16 => slot.widened(),
-            Rounding::Tf32 => slot,
-        }
+        self.rounding.widening().map_or(slot, |by| slot.widened(by))
+    }
+
+    /// Where it keeps a tensor of a program with bf16 tensors.
+    fn wide(&self, slot: Slot) -> Slot {
+        slot.widened(self.rounding.widening().unwrap_or_default())
     }
 
     fn make_twin(&mut self, program: &Program) -> Result<()> {
         let weights = program.precision().weights;
         let fits = match self.rounding {
-            Rounding::Bf16 => DType::BF16,
+            Rounding::Bf16 | Rounding::Fp8 => DType::BF16,
             Rounding::Tf32 => DType::F32,
         };
         if weights != fits {
@@ -55,7 +70,14 @@ impl RoundingEngine {
             return Err(Error::Unsupported { engine: "rounding", what });
         }
         if !self.twins.contains_key(&program.id()) {
-            let twin = if self.rounding == Rounding::Bf16 { program.widened()? } else { program.clone() };
+            let twin = match self.rounding.widening() {
+                Some(by) if program.widening() > by => {
+                    let what = "made for programs without 8-bit numbers".to_owned();
+                    return Err(Error::Unsupported { engine: "rounding", what });
+                }
+                Some(by) => program.widened(by)?,
+                None => program.clone(),
+            };
             self.twins.insert(program.id(), twin);
         }
         Ok(())
@@ -73,7 +95,7 @@ impl RoundingEngine {
     fn round_results(&mut self, program: &Program, op: &Op, scalars: &Scalars) -> Result<()> {
         let changed = op.updates(program.params());
         if let Some(norm) = op.args().iter().find(|arg| arg.name == "norm").filter(|_| !changed.is_empty()) {
-            let halted = !self.inner.read_scalar(norm.slot.widened())?.is_finite();
+            let halted = !self.inner.read_scalar(self.wide(norm.slot))?.is_finite();
             self.round_weights(op, scalars, if halted { &[] } else { &changed })?;
         }
         for arg in op.args() {
@@ -83,7 +105,7 @@ impl RoundingEngine {
             match arg.slot.pool {
                 Pool::Params if op.masters().is_some() => {}
                 Pool::Moment1 | Pool::Moment2 => self.round_moments(program, arg.slot, scalars)?,
-                _ => self.change(arg.slot.widened(), round_bf16)?,
+                _ => self.change(self.wide(arg.slot), round_bf16)?,
             }
         }
         Ok(())
@@ -93,7 +115,7 @@ impl RoundingEngine {
     fn join_masters(&mut self, op: &Op) -> Result<()> {
         let Some([params, master]) = op.masters() else { return Ok(()) };
         if is_residual(&master) {
-            let [params, master] = [params, master].map(Slot::widened);
+            let [params, master] = [params, master].map(|slot| self.wide(slot));
             read_master(self.inner.as_mut(), [params, master], true, &mut self.values)?;
             self.inner.write_f32(master, &self.values)?;
         }
@@ -103,7 +125,7 @@ impl RoundingEngine {
     /// Stores the weights that an update has `changed` in 16 bits, with the same random bits as the CUDA engine.
     fn round_weights(&mut self, op: &Op, scalars: &Scalars, changed: &[Range<usize>]) -> Result<()> {
         let Some([params, master]) = op.masters() else { return Ok(()) };
-        let [params, wide] = [params, master].map(Slot::widened);
+        let [params, wide] = [params, master].map(|slot| self.wide(slot));
         self.values.resize(wide.numel(), 0.0);
         self.inner.read_f32(wide, &mut self.values)?;
         if is_residual(&master) {
@@ -123,7 +145,7 @@ impl RoundingEngine {
     fn round_moments(&mut self, program: &Program, slot: Slot, scalars: &Scalars) -> Result<()> {
         let rounding = RandomRounding::new(scalars.seed, scalars.step);
         let which = usize::from(slot.pool == Pool::Moment2);
-        let wide = slot.widened();
+        let wide = self.wide(slot);
         self.values.resize(wide.numel(), 0.0);
         self.inner.read_f32(wide, &mut self.values)?;
         for param in program.params() {
@@ -161,9 +183,9 @@ impl Engine for RoundingEngine {
     }
 
     fn reserve(&mut self, layout: &Layout) -> Result<()> {
-        match self.rounding {
-            Rounding::Bf16 => self.inner.reserve(&layout.widened()),
-            Rounding::Tf32 => self.inner.reserve(layout),
+        match self.rounding.widening() {
+            Some(by) => self.inner.reserve(&layout.widened(by)),
+            None => self.inner.reserve(layout),
         }
     }
 
@@ -194,7 +216,7 @@ impl Engine for RoundingEngine {
         let Some(twin) = self.twins.remove(&program.id()) else { return Ok(()) };
         let done = ops.into_iter().try_for_each(|i| match self.rounding {
             Rounding::Tf32 => self.run_tf32(&twin, i, scalars),
-            Rounding::Bf16 => {
+            Rounding::Bf16 | Rounding::Fp8 => {
                 self.join_masters(&program.nodes()[i].op)?;
                 run_with_rounded_sum(self.inner.as_mut(), &twin, i, scalars)?;
                 self.round_results(program, &program.nodes()[i].op, scalars)

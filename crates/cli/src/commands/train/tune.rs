@@ -3,7 +3,7 @@
 
 use super::chat::{self, Chats};
 use super::{Prepared, TrainArgs, spec_of};
-use crate::args::{Dtype, FlagValue, MasterArg, MomentsArg, RecomputeArg, StateArgs, heading};
+use crate::args::{FlagValue, MasterArg, MomentsArg, RecomputeArg, StateArgs, heading};
 use crate::hardware::{check_fits, human_bytes, room};
 use anyhow::{Result, bail};
 use clap::parser::ValueSource;
@@ -253,7 +253,7 @@ impl Tuning {
     /// Ways to keep less in memory, from the fastest and most exact on.
     fn ways(self, args: &TrainArgs, config: &ModelConfig) -> Result<Vec<(StateArgs, RecomputeArg)>> {
         let less = StateArgs { master: MasterArg::Residual, moments: MomentsArg::Bf16, ..args.state };
-        let has_less = self.state && args.engine.dtype()? == Dtype::Bf16 && args.adapters.lora.is_none();
+        let has_less = self.state && args.engine.dtype()?.is_bf16() && args.adapters.lora.is_none();
         let states = [args.state, less].into_iter().take(if has_less { 2 } else { 1 });
         let levels = match self.recompute {
             false => vec![args.recompute],

@@ -195,5 +195,6 @@ fn precision_of(names: &PrecisionNames, path: &Path) -> Result<Precision> {
         master: dtype("master", &names.master, &[DType::F32, DType::I16])?,
         moments: dtype("moments", &names.moments, &floats)?,
         optimizer: optimizer_of(names.optimizer.as_deref(), path)?,
+        fp8: None, // a choice of the products, not of what is kept
     })
 }

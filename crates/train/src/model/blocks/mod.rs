@@ -3,6 +3,7 @@
 
 mod adapter;
 mod attention;
+mod fp8;
 mod linear;
 mod norm;
 mod preference;
@@ -17,7 +18,7 @@ pub(super) use preference::PairIo;
 use super::TensorSpec;
 use crate::{Error, Result};
 use ironhorse_core::op::{Accum, Argmax, CrossEntropy, EmbeddingBwd, EmbeddingFwd, Gain, LossMean};
-use ironhorse_core::{Builder, DType, Precision, Program, Section, Shape, Slot, bf16_to_f32, f32_to_bf16};
+use ironhorse_core::{Builder, DType, Fp8Products, Precision, Program, Section, Shape, Slot, bf16_to_f32, f32_to_bf16};
 use std::collections::HashMap;
 
 /// What a forward is for.
@@ -43,6 +44,10 @@ pub(super) struct Blocks {
     weights: HashMap<String, Vec<Slot>>,
     /// (B,T,P·r), what the adapters of a layer make of its input, by the layer's name.
     hidden_of: HashMap<String, Slot>,
+    /// The products of 8-bit numbers, in training.
+    fp8: Option<Fp8Products>,
+    /// What layers with such products leave for their backward, by the layer's name.
+    saved_fp8: HashMap<String, fp8::SavedFp8>,
 }
 
 /// A linear layer: weight (out, in) and bias.
@@ -52,6 +57,8 @@ pub(super) struct Linear {
     pub bias: Option<Slot>,
     /// What is trained beside it.
     pub adapter: Option<Adapter>,
+    /// Whether its products stay in the type of the activations: a router's choices must not depend on 8 bits.
+    pub exact: bool,
 }
 
 /// Where tokens and positions become activations.
@@ -173,7 +180,14 @@ impl Blocks {
             weights.insert(name, update::declare(&mut b, group, true));
         }
         let x = b.io("x", [batch.0, batch.1], DType::I32);
-        Ok(Self { b, batch, width: setup.width, x, positions: None, weights, hidden_of: HashMap::new() })
+        let (width, hidden_of, saved_fp8) = (setup.width, HashMap::new(), HashMap::new());
+        Ok(Self { b, batch, width, x, positions: None, weights, hidden_of, fp8: None, saved_fp8 })
+    }
+
+    /// Makes products of 8-bit numbers where the precision asks for them: in training only, so that losses of other programs
+    /// are those of the weights.
+    pub fn train_in_fp8(&mut self) {
+        self.fp8 = self.b.precision().fp8;
     }
 
     /// Lets sequences hold several documents. Io: `positions`.
@@ -195,7 +209,7 @@ impl Blocks {
     /// A linear layer: `NAME.weight` and, where there is one, `NAME.bias`.
     pub fn linear_weights(&self, name: &str, [rows, cols]: [usize; 2]) -> Result<Linear> {
         let weight = self.weight(&format!("{name}.weight"), [rows, cols])?;
-        Ok(Linear { weight, bias: self.bias(name, rows)?, adapter: None })
+        Ok(Linear { weight, bias: self.bias(name, rows)?, adapter: None, exact: false })
     }
 
     /// A norm: `NAME.weight` and, of LayerNorm, `NAME.bias`.
@@ -331,7 +345,7 @@ impl Blocks {
     }
 
     pub fn logits(&mut self, inp: Slot, logits: Slot, head: Slot) -> Result<()> {
-        self.linear_into("lm_head", logits, inp, Linear { weight: head, bias: None, adapter: None })?;
+        self.linear_into("lm_head", logits, inp, Linear { weight: head, bias: None, adapter: None, exact: false })?;
         self.b.name("logits", logits);
         Ok(())
     }
@@ -341,7 +355,7 @@ impl Blocks {
     pub fn head_bwd(&mut self, name: &str, saved: &Head, head: Slot) -> Result<Slot> {
         self.b.section(Section::Backward);
         let d_norm = self.hidden();
-        let head = Linear { weight: head, bias: None, adapter: None };
+        let head = Linear { weight: head, bias: None, adapter: None, exact: false };
         self.linear_bwd("lm_head", head, [d_norm, saved.logits, saved.norm.out], None)?;
         self.b.name_grad(name, d_norm);
         let d_res = self.hidden();

@@ -55,6 +55,11 @@ impl Decoder {
     ) -> Result<Slot> {
         let [proj_name, fc_name] = ["mlp.c_proj", "mlp.c_fc"].map(|part| self.name(l, part));
         self.net.b.name_grad(&proj_name, d_res);
+        if self.net.is_fp8(&fc_name, &fc) && self.net.is_fp8(&proj_name, &proj) {
+            let d_norm = self.net.hidden();
+            self.net.mlp_bwd_fp8([&fc_name, &proj_name], [d_norm, d_res], pre, [fc, proj])?;
+            return Ok(d_norm);
+        }
         let act = if recompute == Recompute::None {
             act
         } else {
@@ -82,7 +87,7 @@ impl Decoder {
     ) -> Result<Slot> {
         let [mlp, act_name] = ["mlp", "mlp_act"].map(|part| self.name(l, part));
         self.net.b.name_grad(&mlp, d_res);
-        let act = if recompute == Recompute::None {
+        let act = if self.unless_fp8(&mlp, &down, recompute) == Recompute::None {
             act
         } else {
             let out = self.net.tokens_by(self.plan.ffn);
@@ -96,9 +101,11 @@ impl Decoder {
         self.net.b.at(&act_name);
         // in place: nothing reads the forward's value any more
         self.net.b.push(SwigluBwd { d_inp: pre, act: None, d_out: d_act, inp: pre, gate })?;
+        let name = self.name(l, "mlp.gate_up");
+        let recompute = self.unless_fp8(&name, &gate_up, recompute);
         let inp = self.norm_2_again(l, saved, recompute)?;
         let d_norm = self.net.hidden();
-        self.net.linear_bwd(&self.name(l, "mlp.gate_up"), gate_up, [d_norm, pre, inp], None)?;
+        self.net.linear_bwd(&name, gate_up, [d_norm, pre, inp], None)?;
         Ok(d_norm)
     }
 
@@ -127,11 +134,17 @@ impl Decoder {
         }
         self.qk_norm_bwd(l, saved.qk_norm, d_qkv)?;
         self.net.b.name_grad(&qkv, d_qkv);
+        let recompute = self.unless_fp8(&qkv, &p.qkv, recompute);
         let inp = self.net.norm_again(&norm_1, &saved.norm_1, recompute)?;
         let d_norm = self.net.hidden();
         self.net.linear_bwd(&qkv, p.qkv, [d_norm, d_qkv, inp], None)?;
         self.net.b.name_grad(&norm_1, d_norm);
         self.net.norm_bwd(&norm_1, &saved.norm_1, [d_res, d_norm], Accum::Add)
+    }
+
+    /// What to compute again of a layer's input: nothing where the forward has left it in 8 bits.
+    fn unless_fp8(&self, name: &str, layer: &Linear, recompute: Recompute) -> Recompute {
+        if self.net.is_fp8(name, layer) { Recompute::None } else { recompute }
     }
 
     pub(super) fn norm_2_again(

@@ -91,9 +91,14 @@ impl Decoder {
     fn mlp(&mut self, l: usize, inp: Slot, purpose: Purpose) -> Result<(Slot, SavedMlp)> {
         let ffn = self.plan.ffn;
         match self.layers[l].mlp {
-            Mlp::Plain { act: f, fc: Linear { weight, bias, .. }, proj } => {
+            Mlp::Plain { act: f, fc: layer @ Linear { weight, bias, .. }, proj } => {
+                let [fc, after, last] =
+                    ["mlp.c_fc", &format!("mlp.{f}"), "mlp.c_proj"].map(|part| self.name(l, part));
+                if let Some([out, pre]) = self.net.mlp_fp8([&fc, &last], inp, f, [layer, proj])? {
+                    // the activation is there in 8 bits only
+                    return Ok((out, SavedMlp::Dense { pre, act: pre }));
+                }
                 let [pre, act] = [(); 2].map(|()| self.net.tokens_by(ffn));
-                let [fc, after] = [self.name(l, "mlp.c_fc"), self.name(l, &format!("mlp.{f}"))];
                 self.net.b.at(&fc);
                 self.net.b.push(LinearFwd {
                     out: act,
@@ -104,7 +109,7 @@ impl Decoder {
                 })?;
                 self.net.b.name(fc, pre);
                 self.net.b.name(after, act);
-                let out = self.net.linear(&self.name(l, "mlp.c_proj"), act, proj)?;
+                let out = self.net.linear(&last, act, proj)?;
                 Ok((out, SavedMlp::Dense { pre, act }))
             }
             Mlp::Swiglu { gate, gate_up, down } => {

@@ -155,6 +155,7 @@ pub(super) fn training(
 ) -> Result<Program> {
     let mut decoder = Decoder::new(plan, batch, precision)?;
     decoder.dropout = options.dropout;
+    decoder.net.train_in_fp8();
     decoder.documents(&options);
     let saved = decoder.forward(Purpose::Training)?;
     decoder.backward(&saved, options.recompute)?;
@@ -344,7 +345,7 @@ fn layer(net: &Blocks, plan: &Plan, l: usize) -> Result<Layer> {
             let expert =
                 |part: &str, dims: [usize; 3]| net.weight(&name(&format!("{experts}.0.{part}.weight")), dims);
             Mlp::Experts(Experts {
-                gate: linear(router, [count, c])?,
+                gate: Linear { exact: true, ..linear(router, [count, c])? },
                 w13: of_experts(expert(gate, [count, 2 * ffn, c])?, Target::Gate)?,
                 w2: of_experts(expert(down, [count, c, ffn])?, Target::Down)?,
                 top_k,

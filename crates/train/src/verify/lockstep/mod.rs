@@ -12,7 +12,7 @@ use crate::Result;
 use crate::session::master::{is_residual, read_master};
 use crate::session::{Batch, Session};
 use ironhorse_core::op::{Arg, Op};
-use ironhorse_core::{DType, Engine, EngineExt, Program, Scalars, Section, Slot};
+use ironhorse_core::{DType, Engine, EngineExt, Program, Scalars, Section, Slot, Widening};
 
 /// What both engines compute.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +61,7 @@ impl Lockstep<'_> {
 struct Twin {
     program: Program,
     engine: Box<dyn Engine>,
-    wide: bool,
+    wide: Option<Widening>,
     got: Vec<f32>,
     want: Vec<f32>,
     ints: Vec<i32>,
@@ -69,14 +69,14 @@ struct Twin {
 
 impl Twin {
     fn new(program: &Program, mut engine: Box<dyn Engine>) -> Result<Self> {
-        let wide = program.precision().has_master();
-        let program = if wide { program.widened()? } else { program.clone() };
+        let wide = program.precision().has_master().then(|| program.widening());
+        let program = wide.map_or_else(|| Ok(program.clone()), |by| program.widened(by))?;
         engine.reserve(program.layout())?;
         Ok(Self { program, engine, wide, got: Vec::new(), want: Vec::new(), ints: Vec::new() })
     }
 
     fn place(&self, slot: Slot) -> Slot {
-        if self.wide { slot.widened() } else { slot }
+        self.wide.map_or(slot, |by| slot.widened(by))
     }
 
     /// Copies everything that an op reads.
@@ -101,7 +101,7 @@ impl Twin {
 
     fn run(&mut self, i: usize, scalars: &Scalars) -> Result<()> {
         let (engine, program) = (self.engine.as_mut(), &self.program);
-        if self.wide {
+        if self.wide.is_some() {
             run_with_rounded_sum(engine, program, i, scalars)?;
         } else {
             engine.run(program, i..i + 1, scalars)?;

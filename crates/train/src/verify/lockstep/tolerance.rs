@@ -10,7 +10,7 @@ const TF32: f64 = 2e-3;
 /// The largest error allowed in `arg`, which the op writes.
 pub(super) fn tolerance(op: &Op, arg: &Arg, tf32: bool) -> f64 {
     let numerics = op.numerics(arg.name);
-    let has_bf16 = op.args().iter().any(|arg| arg.slot.dtype == DType::BF16);
+    let has_bf16 = op.args().iter().any(|arg| matches!(arg.slot.dtype, DType::BF16 | DType::F8(_)));
     match (numerics.arithmetic, arg.slot.dtype, numerics.bf16_engines) {
         (Arithmetic::Exact, ..) | (_, DType::I32, _) => 0.0,
         (_, _, Some(apart)) if has_bf16 => apart,

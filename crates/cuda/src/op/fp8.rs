@@ -1,0 +1,118 @@
+//! 8-bit numbers and their products: our quantiser, and cuBLASLt.
+
+use super::linear::library_scaled;
+use super::lower::Lower;
+use crate::args::{Args, Grid};
+use crate::device::FP8_COMPUTE;
+use crate::gemm::{At, Extra, Problem, Sizes, spec as bias_spec};
+use crate::kernels::{Spec, Value};
+use crate::{Error, Result};
+use ironhorse_core::op::{Act, Amax, MatmulFp8, Quantize};
+use ironhorse_core::{DType, Fp8};
+
+/// The side of the tile of a block of fp8/quantize.cu.
+const TILE: usize = 128;
+const THREADS: u32 = 256;
+/// The most blocks of `amax`: enough to fill any GPU.
+const AMAX_BLOCKS: usize = 1056;
+
+fn spec(act: DType, format: Fp8) -> Result<Spec> {
+    let name = match format {
+        Fp8::E4M3 => "E4M3",
+        Fp8::E5M2 => "E5M2",
+    };
+    Ok(Spec::act("fp8/quantize.cu", act)?.define("FORMAT", Value::Word(name)))
+}
+
+pub(crate) fn amax(cx: &mut Lower<'_>, op: &Amax) -> Result<()> {
+    let (to, n) = (cx.ptr(op.amax)?, op.inp.numel());
+    cx.zero(to, op.amax.bytes());
+    if n == 0 {
+        return Ok(());
+    }
+    let blocks = op.inp.bytes().div_ceil(16 * THREADS as usize).min(AMAX_BLOCKS);
+    let args = Args::new().ptr(to).ptr(cx.ptr(op.inp)?).u64(n as u64);
+    cx.launch(&spec(op.inp.dtype, Fp8::E4M3)?, "amax", Grid::linear(blocks, THREADS), args)
+}
+
+/// The kernel of an activation, forward and backward.
+fn kernels(act: Act) -> [&'static str; 2] {
+    match act {
+        Act::Gelu => ["quantize_gelu_fwd", "quantize_gelu_bwd"],
+        Act::Relu2 => ["quantize_relu2_fwd", "quantize_relu2_bwd"],
+    }
+}
+
+pub(crate) fn quantize(cx: &mut Lower<'_>, op: &Quantize) -> Result<()> {
+    for slot in [op.out, op.out_t].into_iter().flatten() {
+        if slot.dtype != DType::F8(op.format) {
+            let what = format!("quantize: the result is {}, expected {}", slot.dtype, op.format);
+            return Err(Error::Unsupported(what));
+        }
+    }
+    let (rows, cols) = (op.inp.shape.rows(), op.inp.shape.cols());
+    let tiles = [cols.div_ceil(TILE), rows.div_ceil(TILE)];
+    if tiles[1] > usize::from(u16::MAX) {
+        let most = TILE * usize::from(u16::MAX);
+        return Err(Error::Unsupported(format!("quantize: {rows} rows, expected at most {most}")));
+    }
+    let partials = match op.d_bias {
+        Some(_) => cx.scratch((tiles[1] * cols * size_of::<f32>()).max(16))?,
+        None => 0,
+    };
+    let args = cx.optional_pointers(&[op.out, op.out_t, Some(op.inverse)])?;
+    let args = args.ptr(0).ptr(partials);
+    let args = cx.append(args, &[Some(op.amax), Some(op.inp)])?;
+    let (args, kernel) = match (op.act, op.pre) {
+        (_, Some(pre)) => (cx.append(args, &[Some(pre.slot)])?, kernels(pre.act)[1]),
+        (Some(act), None) => (args, kernels(act)[0]),
+        (None, None) => (args, "quantize"),
+    };
+    let args = args.u32s([rows, cols]).u32(op.margin as u32).u32(op.unknown as u32);
+    // Without rows one block still writes the inverse of the scale.
+    let grid = Grid::plane(tiles[0].max(1), tiles[1].max(1), THREADS);
+    cx.launch(&spec(op.inp.dtype, op.format)?, kernel, grid, args)?;
+    let Some(d_bias) = op.d_bias.filter(|_| cols > 0) else { return Ok(()) };
+    let adds = cx.adds(op.accum);
+    let args = Args::new().ptr(cx.ptr(d_bias)?).ptr(partials).u32(tiles[1] as u32);
+    let args = args.u64(cols as u64).u32(adds.into());
+    let spec = bias_spec("product/bias.cu", op.inp.dtype, d_bias.dtype)?;
+    cx.launch(&spec, "bias_finish", Grid::linear(cols.div_ceil(32), 1024), args)
+}
+
+pub(crate) fn matmul_fp8(cx: &mut Lower<'_>, op: &MatmulFp8) -> Result<()> {
+    if !cx.device.info.has_fp8() {
+        let ((least, under), (major, minor)) = (FP8_COMPUTE, cx.device.info.compute);
+        return Err(Error::Unsupported(format!(
+            "products of 8-bit numbers need compute capability {least}.{under} or newer; {} has {major}.{minor}: use --dtype bf16",
+            cx.device.info.name
+        )));
+    }
+    let (rows, ic, oc) = (op.a.shape.rows(), op.a.shape.cols(), op.b.shape.rows());
+    if rows == 0 || oc == 0 {
+        return Ok(());
+    }
+    let adds = cx.adds(op.accum);
+    let d = cx.ptr(op.out)?;
+    if ic == 0 && op.bias.is_none() {
+        if !adds {
+            cx.zero(d, op.out.bytes());
+        }
+        return Ok(());
+    }
+    let sizes = Sizes { rows, ic, oc, inputs: op.b.dtype, output: op.out.dtype, tf32: false };
+    let scales = [cx.ptr(op.b_inverse)?, cx.ptr(op.a_inverse)?];
+    let bias = cx.optional(op.bias)?;
+    let at = At { a: cx.ptr(op.b)?, b: cx.ptr(op.a)?, d, bias, scales, ..At::default() };
+    let extra = if bias == 0 { Extra::None } else { Extra::Bias };
+    let problem = Problem::fp8(&sizes, op.a.dtype, &at).extra(extra).adds(adds);
+    if library_scaled(cx, "matmul_fp8", &problem, &at, [1.0, if adds { 1.0 } else { 0.0 }])? {
+        return Ok(());
+    }
+    Err(Error::Unsupported(format!("cuBLASLt has no algorithm for {problem}: use --dtype bf16")))
+}
+
+pub(super) fn specs() -> Vec<Spec> {
+    let types = [DType::F32, DType::BF16];
+    types.into_iter().flat_map(|act| Fp8::ALL.map(|format| spec(act, format))).flatten().collect()
+}

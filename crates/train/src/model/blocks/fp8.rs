@@ -1,0 +1,156 @@
+//! Linear layers whose products are of 8-bit numbers: the input, the weight and the gradient of the output are each scaled by a
+//! power of two from their own largest element, rounded to 8 bits, and kept in rows and in columns, as the three products of a
+//! layer need them.
+//!
+//! | product | rows | columns | terms |
+//! | --- | --- | --- | --- |
+//! | out (N,OC) = inp · weightᵀ | inp (N,C) | weight (OC,C) | C |
+//! | d_inp (N,C) = d_out · weight | d_out (N,OC) | weightᵀ (C,OC) | OC |
+//! | d_weight (OC,C) = d_outᵀ · inp | d_outᵀ (OC,N) | inpᵀ (C,N) | N |
+
+use super::adapter::is_frozen;
+use super::{Blocks, Linear};
+use crate::Result;
+use ironhorse_core::op::{Accum, Act, ActBwd, ActFwd, Amax, MatmulFp8, PreAct, Quantize};
+use ironhorse_core::{DType, Error, Fp8, Slot};
+
+/// What products of 8-bit numbers need of every size.
+const MULTIPLE: usize = 16;
+/// The exponent of the scale of a tensor of zeros, which is 0 whatever its scale.
+const OF_ZEROS: i32 = 0;
+
+/// A tensor in 8 bits.
+#[derive(Clone, Copy)]
+struct Quantized {
+    rows: Slot,
+    columns: Slot,
+    /// 1 over its scale.
+    inverse: Slot,
+}
+
+/// What the forward of a layer leaves for its backward: input and weight in columns.
+#[derive(Clone, Copy)]
+pub(super) struct SavedFp8 {
+    inp: Quantized,
+    weight: Quantized,
+}
+
+/// What is rounded to 8 bits.
+#[derive(Clone, Copy)]
+struct Source {
+    inp: Slot,
+    /// The activation to apply first.
+    act: Option<Act>,
+    /// The activation whose derivative to multiply by first.
+    pre: Option<PreAct>,
+    /// Where the sums over rows go.
+    d_bias: Option<Slot>,
+    format: Fp8,
+}
+
+impl Source {
+    fn plain(inp: Slot, format: Fp8) -> Self {
+        Self { inp, act: None, pre: None, d_bias: None, format }
+    }
+
+    /// How many doublings the result can be larger than the largest element of `inp`: |gelu(x)| ≤ |x|, and |gelu'| < 2.
+    fn margin(&self) -> i32 {
+        i32::from(self.pre.is_some())
+    }
+}
+
+impl Blocks {
+    /// Whether the products of this layer are of 8-bit numbers: not where the program has none, with adapters, or with sizes that such
+    /// products do not have.
+    pub fn is_fp8(&self, name: &str, p: &Linear) -> bool {
+        let Some(products) = self.fp8 else { return false };
+        let sizes = [self.tokens(), p.weight.shape.rows(), p.weight.shape.cols()];
+        let fits = sizes.iter().all(|size| size.is_multiple_of(MULTIPLE));
+        fits && !p.exact && p.adapter.is_none() && !is_frozen(p.weight) && (name != "lm_head" || products.head)
+    }
+
+    /// `out = inp · weightᵀ + bias`; with `act`, of the activation of `inp`.
+    pub(super) fn linear_fp8(
+        &mut self,
+        name: &str,
+        [out, inp]: [Slot; 2],
+        act: Option<Act>,
+        p: Linear,
+    ) -> Result<()> {
+        self.b.at(name);
+        // Squares are not bounded by their roots, so they are computed before their largest is looked for.
+        let (inp, act) = match act {
+            Some(act @ Act::Relu2) => {
+                let out = self.tokens_by(inp.shape.cols());
+                self.b.push(ActFwd { out, inp, act })?;
+                (out, None)
+            }
+            other => (inp, other),
+        };
+        let inp = self.quantize(Source { act, ..Source::plain(inp, Fp8::E4M3) })?;
+        let weight = self.quantize(Source::plain(p.weight, Fp8::E4M3))?;
+        self.b.push(product(out, [inp.rows, weight.rows], [inp, weight], Accum::Write, p.bias))?;
+        self.saved_fp8.insert(name.into(), SavedFp8 { inp, weight });
+        Ok(())
+    }
+
+    /// Both gradients, as [`Blocks::linear_bwd`], from what the forward saved; `[d_inp, d_out]`. With `pre`, `d_out` is the gradient of
+    /// that activation of the layer's output.
+    pub(super) fn linear_bwd_fp8(
+        &mut self,
+        name: &str,
+        p: Linear,
+        [d_inp, d_out]: [Slot; 2],
+        pre: Option<PreAct>,
+    ) -> Result<()> {
+        let missing = || Error::Program(format!("{name}: a backward in 8 bits without a forward"));
+        let SavedFp8 { inp, weight } = *self.saved_fp8.get(name).ok_or_else(missing)?;
+        let gradients = self.fp8.map_or(Fp8::E5M2, |products| products.gradients);
+        self.b.at(name);
+        let pre = match pre {
+            Some(PreAct { act: act @ Act::Relu2, slot: inp }) => {
+                self.b.push(ActBwd { d_inp: d_out, d_out, inp, act })?;
+                None
+            }
+            other => other,
+        };
+        let d_bias = p.bias.map(|bias| self.b.grad(bias));
+        let d_out = self.quantize(Source { pre, d_bias, ..Source::plain(d_out, gradients) })?;
+        let accum = Accum::FirstWrites;
+        let d_weight = self.b.grad(p.weight);
+        self.b.push(product(d_weight, [d_out.columns, inp.columns], [d_out, inp], accum, None))?;
+        self.b.push(product(d_inp, [d_out.rows, weight.columns], [d_out, weight], Accum::Write, None))?;
+        Ok(())
+    }
+
+    /// A tensor in 8 bits, scaled by its own largest element.
+    fn quantize(&mut self, source: Source) -> Result<Quantized> {
+        let Source { inp, act, pre, d_bias, format } = source;
+        let (rows, cols) = (inp.shape.rows(), inp.shape.cols());
+        let [amax, inverse] = [(); 2].map(|()| self.b.activation([1], DType::F32));
+        let by_rows = self.b.activation([rows, cols], DType::F8(format));
+        let by_columns = self.b.activation([cols, rows], DType::F8(format));
+        self.b.push(Amax { amax, inp })?;
+        self.b.push(Quantize {
+            out: Some(by_rows),
+            out_t: Some(by_columns),
+            inverse,
+            d_bias,
+            inp,
+            pre,
+            amax,
+            act,
+            format,
+            margin: source.margin(),
+            unknown: OF_ZEROS,
+            accum: Accum::FirstWrites,
+        })?;
+        Ok(Quantized { rows: by_rows, columns: by_columns, inverse })
+    }
+}
+
+/// `out (+)= a · bᵀ` of tensors in 8 bits, whose rows or columns `[a, b]` are.
+fn product(out: Slot, [a, b]: [Slot; 2], of: [Quantized; 2], accum: Accum, bias: Option<Slot>) -> MatmulFp8 {
+    let [a_inverse, b_inverse] = of.map(|tensor| tensor.inverse);
+    MatmulFp8 { out, bias, a, b, a_inverse, b_inverse, accum }
+}
