@@ -18,6 +18,7 @@ pub struct Builder {
     values: Vec<Value>,
     io: Vec<(String, Slot)>,
     cache_end: usize,
+    scales: usize,
     io_end: usize,
     activations: Vec<Slot>,
     /// Activations that are in use before the first op of the list that writes them, each with the op it is in use from.
@@ -45,6 +46,7 @@ impl Builder {
             values: Vec::new(),
             io: Vec::new(),
             cache_end: 0,
+            scales: 0,
             io_end: 0,
             activations: Vec::new(),
             early: Vec::new(),
@@ -184,6 +186,18 @@ impl Builder {
         slot
     }
 
+    /// The scale of one more tensor in 8 bits: its largest element of earlier steps, and that of this step.
+    pub fn scale(&mut self) -> [Slot; 2] {
+        let place = |i: usize| Slot { pool: Pool::Scales, offset: 4 * i, shape: Shape::new([1]), dtype: DType::F32 };
+        self.scales += 1;
+        [place(2 * self.scales - 2), place(2 * self.scales - 1)]
+    }
+
+    /// All scales so far, as (n,2) pairs.
+    pub fn scales(&self) -> Slot {
+        Slot { pool: Pool::Scales, offset: 0, shape: Shape::new([self.scales, 2]), dtype: DType::F32 }
+    }
+
     /// A temporary buffer, alive from the op that first writes it to the op that last uses it.
     pub fn activation(&mut self, shape: impl Into<Shape>, dtype: DType) -> Slot {
         let offset = self.activations.last().map_or(0, |slot| align_up(slot.end().max(slot.offset + 1)));
@@ -289,6 +303,7 @@ impl Builder {
         sizes[Pool::Frozen.index()] = self.frozen.last().map_or(0, |(_, slot)| align_up(slot.end()));
         sizes[Pool::Io.index()] = self.io_end;
         sizes[Pool::Cache.index()] = self.cache_end;
+        sizes[Pool::Scales.index()] = align_up(self.scales().bytes());
         sizes[Pool::Activations.index()] = plan.peak;
         Ok(Program {
             id: next_id(),

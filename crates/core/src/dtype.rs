@@ -94,6 +94,19 @@ pub struct Fp8Products {
     pub head: bool,
     /// The format of gradients.
     pub gradients: Fp8,
+    /// Where the scales of activations and gradients come from.
+    pub scales: Fp8Scales,
+}
+
+/// Where the scales of activations and gradients in 8 bits come from. Those of weights are always current.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Fp8Scales {
+    /// The largest elements of earlier steps ([`ScaleUpdate`](crate::op::ScaleUpdate)). A step of several micro-steps, or of several
+    /// ranks, has current scales all the same.
+    #[default]
+    Delayed,
+    /// The largest element of the tensor itself, which costs another pass over it.
+    Current,
 }
 
 impl Precision {

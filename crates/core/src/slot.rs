@@ -23,13 +23,16 @@ pub enum Pool {
     Io,
     /// Keys and values of earlier positions: live from one run to the next.
     Cache,
+    /// The largest elements of tensors in 8 bits, of earlier steps and of this one: live from step to step, and are part of
+    /// what a run resumes from. All are f32.
+    Scales,
     /// Everything between inputs and results; the planner reuses this memory by liveness.
     Activations,
 }
 
 impl Pool {
     /// All pools, in index order.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Params,
         Self::Grads,
         Self::Moment1,
@@ -38,6 +41,7 @@ impl Pool {
         Self::Frozen,
         Self::Io,
         Self::Cache,
+        Self::Scales,
         Self::Activations,
     ];
 
@@ -57,6 +61,7 @@ impl Pool {
             Self::Frozen => "frozen weights",
             Self::Io => "inputs and results",
             Self::Cache => "key/value cache",
+            Self::Scales => "scales of 8-bit tensors",
             Self::Activations => "activations",
         }
     }

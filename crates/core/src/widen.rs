@@ -35,6 +35,7 @@ impl Slot {
                 if wide { 2 } else { 1 }
             }
             Pool::Io | Pool::Cache | Pool::Activations => by.factor(),
+            Pool::Scales => 1,
         };
         let offset = self.offset.saturating_mul(factor);
         Self { offset, dtype: if wide { DType::F32 } else { self.dtype }, ..self }
@@ -53,6 +54,7 @@ impl Layout {
         Self::new(Pool::ALL.map(|pool| match pool {
             Pool::Moment1 | Pool::Moment2 | Pool::Master if !narrow(pool) => self.bytes(pool),
             Pool::Io | Pool::Cache | Pool::Activations => self.bytes(pool).saturating_mul(by.factor()),
+            Pool::Scales => self.bytes(pool),
             _ => self.bytes(pool).saturating_mul(2),
         }))
     }

@@ -95,7 +95,7 @@ impl Suite {
         };
         let has_fp8 = |op: &str| match self.mode {
             Mode::Fp8 => FP8_OPS.contains(&op),
-            Mode::F32 if self.wide_fp8 => true,
+            Mode::F32 if self.wide_fp8 || op == "scale_update" => true,
             _ => !FP8_OPS.contains(&op),
         };
         let has = |op: &str| has(op) && has_fp8(op);

@@ -13,7 +13,7 @@ use crate::number;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use ironhorse::Device;
-use ironhorse::core::{Engine, Fp8, Fp8Products, Optimizer, Precision};
+use ironhorse::core::{Engine, Fp8, Fp8Products, Fp8Scales, Optimizer, Precision};
 use ironhorse::cuda::{Attention, Settings};
 use ironhorse::train::model::{ModelConfig, Recompute};
 use serde::Serialize;
@@ -192,7 +192,8 @@ impl Dtype {
 
     /// The products of 8-bit numbers.
     fn fp8(self) -> Option<Fp8Products> {
-        let products = |head| Some(Fp8Products { head, gradients: Fp8::E5M2 });
+        let scales = Fp8Scales::default();
+        let products = |head| Some(Fp8Products { head, gradients: Fp8::E5M2, scales });
         match self {
             Self::Fp8 => products(false),
             Self::Fp8Head => products(true),
@@ -289,6 +290,19 @@ pub struct StateArgs {
     /// With bf16 weights: how the moments of the optimizer are stored
     #[arg(long, value_enum, default_value_t = MomentsArg::F32)]
     pub moments: MomentsArg,
+    /// With --dtype fp8: what the scales of activations and gradients are made from
+    #[arg(long, help_heading = heading::DEVICE, value_enum, default_value_t = ScalesArg::Delayed)]
+    pub fp8_scales: ScalesArg,
+}
+
+flag_values! {
+    /// What the scales of activations and gradients in 8 bits are made from.
+    ScalesArg for Fp8Scales {
+        /// the largest elements of earlier steps; in steps of several micro-steps or ranks, the tensor's own
+        Delayed,
+        /// the largest element of the tensor itself, at another pass over it
+        Current,
+    }
 }
 
 /// Master weights beside bf16 weights.
@@ -341,6 +355,9 @@ impl StateArgs {
             bail!("{flag} goes with bf16 weights, not {name}; use --dtype bf16 on a GPU, or leave it out");
         }
         let mut precision = dtype.precision(micro_steps).with_optimizer(self.optimizer.into());
+        if let Some(fp8) = &mut precision.fp8 {
+            fp8.scales = self.fp8_scales.into();
+        }
         if self.master == MasterArg::Residual {
             precision = precision.with_residual();
         }

@@ -54,6 +54,8 @@ op! {
         pub pre: Option<PreAct> = Read,
         /// one f32: what no |x| is larger than, or was not until now
         pub amax: Slot = Read,
+        /// one f32, optional: becomes the largest |x| if that is larger; NaN is the largest
+        pub seen: Option<Slot> = Update,
         /// The activation to apply.
         pub act: Option<Act>,
         /// The format of the result.
@@ -87,6 +89,10 @@ op! {
                 return c.fail("`act` and `pre` are both given, expected at most one".into());
             }
         }
+        if let Some(seen) = &op.seen {
+            c.dtype("seen", seen, DType::F32)?;
+            c.numel("seen", seen, 1)?;
+        }
         match &op.d_bias {
             Some(d_bias) => {
                 c.same_float(&[("d_bias", d_bias)])?;
@@ -99,6 +105,7 @@ op! {
         match arg {
             "d_bias" => Numerics { product: None, ..PRODUCT },
             "inverse" => Numerics::EXACT,
+            "seen" if op.act.is_some() || op.pre.is_some() => Numerics::new(Arithmetic::Elementwise(2e-6)),
             _ if op.act.is_none() && op.pre.is_none() => Numerics::EXACT,
             // Engines compute the activation to some 1e-6, so that now and then a value near the middle of two numbers goes to
             // the other one: such an element is off by the distance of the two. Verification detects elements that are off by
@@ -110,6 +117,36 @@ op! {
         }
     }
     flops(op) { 2 * op.inp.numel() as u64 }
+}
+
+op! {
+    /// For every tensor in 8 bits: the largest element of earlier steps becomes that of this step, or 15/16 of what it was if that is
+    /// larger. What is not finite is not taken over, so that a bad step leaves nothing behind. That of this step becomes 0.
+    pub struct ScaleUpdate {
+        /// (n,2): of earlier steps, and of this one
+        pub scales: Slot = Update,
+    }
+    name "scale_update"
+    check(op, c) {
+        c.dtype("scales", &op.scales, DType::F32)?;
+        match *op.scales.shape.dims() {
+            [_, 2] => Ok(()),
+            _ => c.fail(format!("`scales` is {}, expected pairs", op.scales.shape)),
+        }
+    }
+    numerics { Numerics::EXACT }
+    flops(op) { op.scales.numel() as u64 }
+}
+
+impl ScaleUpdate {
+    /// What is left of the largest element of earlier steps after a step in which all were smaller.
+    pub const DECAY: f32 = 0.9375;
+
+    /// The pair after a step; exact but for the rounding of one product.
+    pub fn next([earlier, seen]: [f32; 2]) -> [f32; 2] {
+        let kept = earlier * Self::DECAY;
+        [if seen.is_finite() && seen > 0.0 { seen.max(kept) } else { earlier }, 0.0]
+    }
 }
 
 op! {

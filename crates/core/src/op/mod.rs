@@ -37,7 +37,7 @@ pub use collective::{AllGather, Exchange, TreeSum};
 pub use dropout::{AttentionDropoutBwd, AttentionDropoutFwd, Dropout};
 pub use elementwise::Add;
 pub use embedding::{EmbeddingBwd, EmbeddingFwd};
-pub use fp8::{Amax, MatmulFp8, Quantize};
+pub use fp8::{Amax, MatmulFp8, Quantize, ScaleUpdate};
 pub use grouped::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd};
 pub use grouped_lora::{GroupedLoraBwdHidden, GroupedLoraBwdInput, GroupedLoraBwdWeight, GroupedLoraFwd};
 pub use linear::{LinearBwdInput, LinearBwdWeight, LinearFwd};
@@ -161,6 +161,7 @@ ops!(
     Amax,
     Quantize,
     MatmulFp8,
+    ScaleUpdate,
     Fill,
     CopySlot,
     Exchange,

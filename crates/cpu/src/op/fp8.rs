@@ -7,23 +7,38 @@ use crate::gemm::{Beta, Gemm, MatMut};
 use crate::kernel::elementwise::{add_to, unary, unary_bwd};
 use crate::memory::Span;
 use ironhorse_core::eager::UnaryFn;
-use ironhorse_core::op::{Amax, MatmulFp8, Quantize};
+use ironhorse_core::op::{Amax, MatmulFp8, Quantize, ScaleUpdate};
 use ironhorse_core::{Result, power_of_two};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub fn amax(ctx: &mut Ctx<'_>, op: &Amax) -> Result<()> {
     let (out, inp) = (ctx.f32(op.amax)?, ctx.f32(op.inp)?);
-    // Without the sign, the bits of floats have the order of the floats, and NaN is the largest. A maximum has no order.
-    let most = AtomicU32::new(0);
-    ctx.chunks(inp.len(), TASK, |r, _| {
-        // SAFETY: nothing writes `inp` while the op runs.
-        let largest = unsafe { inp.get(r) }.iter().map(|x| x.to_bits() & 0x7fff_ffff).max();
-        most.fetch_max(largest.unwrap_or(0), Ordering::Relaxed);
-    })?;
+    let most = largest(ctx, inp, 0.0)?;
     // SAFETY: the only use of the slot, which shares no memory with `inp` (`Op::check`).
     let out = unsafe { out.get_mut(0..1) };
-    out[0] = f32::from_bits(most.into_inner());
+    out[0] = most;
+    Ok(())
+}
+
+/// The largest |x|, or `least` if that is larger; NaN is the largest.
+fn largest(ctx: &Ctx<'_>, x: Span<f32>, least: f32) -> Result<f32> {
+    // Without the sign, the bits of floats have the order of the floats, and NaN is the largest. A maximum has no order.
+    let most = AtomicU32::new(least.to_bits());
+    ctx.chunks(x.len(), TASK, |r, _| {
+        // SAFETY: nothing writes `x` while the op runs.
+        let largest = unsafe { x.get(r) }.iter().map(|x| x.to_bits() & 0x7fff_ffff).max();
+        most.fetch_max(largest.unwrap_or(0), Ordering::Relaxed);
+    })?;
+    Ok(f32::from_bits(most.into_inner()))
+}
+
+pub fn scale_update(ctx: &mut Ctx<'_>, op: &ScaleUpdate) -> Result<()> {
+    // SAFETY: the only slot of the op, which runs alone.
+    let scales = unsafe { ctx.f32(op.scales)?.all_mut() };
+    for pair in scales.as_chunks_mut::<2>().0 {
+        *pair = ScaleUpdate::next(*pair);
+    }
     Ok(())
 }
 
@@ -37,6 +52,12 @@ pub fn quantize(ctx: &mut Ctx<'_>, op: &Quantize) -> Result<()> {
             // SAFETY: nothing writes `x` while the sums are made.
             add_to(isa, sums, unsafe { x.get(row * cols + columns.start..row * cols + columns.end) });
         })?;
+    }
+    if let Some(seen) = op.seen {
+        let seen = ctx.f32(seen)?;
+        // SAFETY: the only use of the slot, which shares no memory with others (`Op::check`).
+        let seen = unsafe { seen.get_mut(0..1) };
+        seen[0] = largest(ctx, x, seen[0])?;
     }
     // SAFETY: nothing writes `amax` while the op runs.
     let k = op.format.scale_exponent(unsafe { amax.get(0..1) }[0], op.margin, op.unknown);

@@ -240,6 +240,7 @@ pub fn run(ctx: &mut Ctx<'_>, op: &Op) -> Result<()> {
         Op::MuonUpdate(op) => muon::muon_update(ctx, op),
         Op::Amax(op) => fp8::amax(ctx, op),
         Op::Quantize(op) => fp8::quantize(ctx, op),
+        Op::ScaleUpdate(op) => fp8::scale_update(ctx, op),
         Op::MatmulFp8(op) => fp8::matmul_fp8(ctx, op),
         Op::Fill(op) => memory::fill(ctx, op),
         Op::CopySlot(op) => memory::copy(ctx, op),

@@ -167,3 +167,18 @@ KERNEL __launch_bounds__(256) amax(u32* most, const ACT* inp, u64 n) {
         if (mine > *reinterpret_cast<volatile u32*>(most)) atomicMax(most, mine);
     }
 }
+
+// scale_update: of n pairs (largest element of earlier steps, of this one) the first becomes the second, or `decay` times itself if that is
+//               larger; it stays where the second is 0 or not finite. The second becomes 0
+// moves  16*n bytes; bound: latency
+// grid   ceil(n / 256) blocks of 256 threads
+// order  elementwise
+KERNEL __launch_bounds__(256) scale_update(float2* scales, u32 n, float decay) {
+    const u32 i = blockIdx.x * 256 + threadIdx.x;
+    if (i >= n) return;
+    float2 pair = scales[i];
+    const u32 seen = __float_as_uint(pair.y);
+    if (seen != 0 && seen < 0x7f800000u) pair.x = fmaxf(pair.y, pair.x * decay);
+    pair.y = 0.0f;
+    scales[i] = pair;
+}

@@ -7,7 +7,7 @@ use crate::device::FP8_COMPUTE;
 use crate::gemm::{At, Extra, Problem, Sizes, spec as bias_spec};
 use crate::kernels::{Spec, Value};
 use crate::{Error, Result};
-use ironhorse_core::op::{Act, Amax, MatmulFp8, Quantize};
+use ironhorse_core::op::{Act, Amax, MatmulFp8, Quantize, ScaleUpdate};
 use ironhorse_core::{DType, Fp8};
 
 /// The side of the tile of a block of fp8/quantize.cu.
@@ -61,7 +61,7 @@ pub(crate) fn quantize(cx: &mut Lower<'_>, op: &Quantize) -> Result<()> {
         None => 0,
     };
     let args = cx.optional_pointers(&[op.out, op.out_t, Some(op.inverse)])?;
-    let args = args.ptr(0).ptr(partials);
+    let args = cx.append(args, &[op.seen])?.ptr(partials);
     let args = cx.append(args, &[Some(op.amax), Some(op.inp)])?;
     let (args, kernel) = match (op.act, op.pre) {
         (_, Some(pre)) => (cx.append(args, &[Some(pre.slot)])?, kernels(pre.act)[1]),
@@ -110,6 +110,16 @@ pub(crate) fn matmul_fp8(cx: &mut Lower<'_>, op: &MatmulFp8) -> Result<()> {
         return Ok(());
     }
     Err(Error::Unsupported(format!("cuBLASLt has no algorithm for {problem}: use --dtype bf16")))
+}
+
+pub(crate) fn scale_update(cx: &mut Lower<'_>, op: &ScaleUpdate) -> Result<()> {
+    let pairs = op.scales.numel() / 2;
+    if pairs == 0 {
+        return Ok(());
+    }
+    let args = Args::new().ptr(cx.ptr(op.scales)?).u32(pairs as u32).f32(ScaleUpdate::DECAY);
+    let grid = Grid::linear(pairs.div_ceil(THREADS as usize), THREADS);
+    cx.launch(&spec(DType::BF16, Fp8::E4M3)?, "scale_update", grid, args)
 }
 
 pub(super) fn specs() -> Vec<Spec> {

@@ -115,6 +115,7 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::MuonUpdate(op) => muon::muon_update(cx, op),
         Op::Amax(op) => fp8::amax(cx, op),
         Op::Quantize(op) => fp8::quantize(cx, op),
+        Op::ScaleUpdate(op) => fp8::scale_update(cx, op),
         Op::MatmulFp8(op) => fp8::matmul_fp8(cx, op),
         Op::Fill(op) => memory::fill(cx, op),
         Op::CopySlot(op) => memory::copy(cx, op),

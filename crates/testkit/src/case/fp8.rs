@@ -1,11 +1,11 @@
 //! Cases of 8-bit numbers and their products.
 
 use super::{ACCUMS, Case, Kit};
-use ironhorse_core::op::{Accum, Act, Amax, MatmulFp8, PreAct, Quantize};
+use ironhorse_core::op::{Accum, Act, Amax, MatmulFp8, PreAct, Quantize, ScaleUpdate};
 use ironhorse_core::{Fp8, Precision};
 
 /// The ops of products of 8-bit numbers: GPUs before compute capability 8.9 do not have them.
-pub const FP8_OPS: &[&str] = &["amax", "quantize", "matmul_fp8"];
+pub const FP8_OPS: &[&str] = &["amax", "quantize", "matmul_fp8", "scale_update"];
 
 /// (rows, columns) of tensors
 const SHAPES: [[usize; 2]; 7] =
@@ -29,7 +29,11 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
         for (name, known) in [("none", 0.0), ("infinite", f32::INFINITY), ("too small", 0.25), ("tiny", 1e-30)] {
             cases.push(quantize(p, [48, 32], format, Form { amax: (name, Some(known)), ..FORMS[0] }));
         }
-        cases.push(quantize(p, [48, 32], format, Form { wild: true, ..FORMS[0] }));
+        cases.push(quantize(p, [48, 32], format, Form { wild: true, seen: Some(1.0), ..FORMS[0] }));
+    }
+    // scales are f32 whatever the rest is, so they have no cases of their own in bf16, where nothing depends on it
+    if p == Precision::F32 {
+        cases.extend([1, 9, 33, 1000].map(|n| scale_update(p, n)));
     }
     for (i, shape) in PRODUCTS.into_iter().enumerate() {
         for formats in [[Fp8::E4M3; 2], [Fp8::E4M3, Fp8::E5M2], [Fp8::E5M2, Fp8::E4M3]] {
@@ -38,6 +42,26 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
         }
     }
     cases
+}
+
+/// Scales that are new, that grow, shrink, stay, and of steps with infinity and NaN; `n` of them.
+fn scale_update(p: Precision, n: usize) -> Case {
+    let mut kit = Kit::with_precision(p, format!("{n} scales"));
+    let scales = kit.stat([n, 2]);
+    let pairs = [
+        [0.0, 3.5],
+        [1.0, 2.0],
+        [3.1, 0.7],
+        [3.1, 3.0],
+        [0.3, 0.0],
+        [0.0, 0.0],
+        [1.7, f32::INFINITY],
+        [1.9, f32::NAN],
+        [1e-40, 1e-42],
+    ];
+    kit.set(scales, pairs.into_iter().cycle().take(n).flatten().collect());
+    kit.exact = true;
+    kit.finish(ScaleUpdate { scales })
 }
 
 /// What is quantised, and what else is made of it.
@@ -49,6 +73,8 @@ struct Form {
     columns: bool,
     d_bias: Option<(Accum, u32)>,
     margin: i32,
+    /// What the largest element so far was, where the op is to find a larger one.
+    seen: Option<f32>,
     /// The largest element, or this.
     amax: (&'static str, Option<f32>),
     /// With infinity and NaN among the elements.
@@ -56,12 +82,13 @@ struct Form {
 }
 
 const PLAIN: Form =
-    Form { act: None, back: false, rows: true, columns: true, d_bias: None, margin: 0, amax: ("known", None), wild: false };
-const FORMS: [Form; 8] = [
+    Form { act: None, back: false, rows: true, columns: true, d_bias: None, margin: 0, seen: None, amax: ("known", None), wild: false };
+const FORMS: [Form; 9] = [
     PLAIN,
-    Form { columns: false, margin: 1, ..PLAIN },
-    Form { rows: false, margin: -3, ..PLAIN },
-    Form { d_bias: Some((Accum::Write, 1)), ..PLAIN },
+    Form { columns: false, margin: 1, seen: Some(0.0), ..PLAIN },
+    Form { rows: false, margin: -3, seen: Some(2.0), ..PLAIN },
+    Form { d_bias: Some((Accum::Write, 1)), seen: Some(4.0), ..PLAIN },
+    Form { act: Some(Act::Gelu), seen: Some(0.5), ..PLAIN },
     Form { d_bias: Some((Accum::FirstWrites, 1)), ..PLAIN },
     Form { act: Some(Act::Gelu), ..PLAIN },
     Form { act: Some(Act::Gelu), back: true, d_bias: Some((Accum::FirstWrites, 0)), margin: 1, ..PLAIN },
@@ -81,10 +108,10 @@ fn amax(p: Precision, [rows, cols]: [usize; 2], odd: Option<f32>) -> Case {
 }
 
 fn quantize(p: Precision, [rows, cols]: [usize; 2], format: Fp8, form: Form) -> Case {
-    let Form { act, back, rows: has_rows, columns, d_bias, margin, amax: (known, amax), wild } = form;
+    let Form { act, back, rows: has_rows, columns, d_bias, margin, seen, amax: (known, amax), wild } = form;
     let of = act.map_or("itself".into(), |act| format!("{act} back {back}"));
     let sums = d_bias.map_or(String::new(), |(accum, micro_step)| format!(" d_bias {accum:?} {micro_step}"));
-    let name = format!("{rows}x{cols} {format} of {of}, rows {has_rows} columns {columns} margin {margin}{sums} amax {known} wild {wild}");
+    let name = format!("{rows}x{cols} {format} of {of}, rows {has_rows} columns {columns} margin {margin}{sums} amax {known} seen {seen:?} wild {wild}");
     let mut kit = Kit::with_precision(p, name);
     let (accum, micro_step) = d_bias.unwrap_or((Accum::Write, 0));
     kit.scalars.micro_step = micro_step;
@@ -106,7 +133,12 @@ fn quantize(p: Precision, [rows, cols]: [usize; 2], format: Fp8, form: Form) -> 
         kit.random(pre.slot, -4.0, 4.0);
     }
     let act = act.filter(|_| !back);
-    kit.finish(Quantize { out, out_t, inverse, d_bias, inp, pre, amax: bound, act, format, margin, unknown: 3, accum })
+    let seen = seen.map(|seen| {
+        let slot = kit.stat([1]);
+        kit.set(slot, vec![seen]);
+        slot
+    });
+    kit.finish(Quantize { out, out_t, inverse, d_bias, inp, pre, amax: bound, seen, act, format, margin, unknown: 3, accum })
 }
 
 fn matmul(

@@ -3,12 +3,28 @@
 use super::activation::{activation, slope};
 use super::{Pools, Step};
 use ironhorse_core::Result;
-use ironhorse_core::op::{Amax, MatmulFp8, PreAct, Quantize};
+use ironhorse_core::op::{Amax, MatmulFp8, PreAct, Quantize, ScaleUpdate};
+
+/// The largest |x|, or `least` if that is larger; NaN is the largest.
+fn largest(x: &[f64], least: f64) -> f64 {
+    x.iter().fold(least, |most, x| if most.is_nan() || x.is_nan() { f64::NAN } else { most.max(x.abs()) })
+}
 
 pub(super) fn amax(pools: &mut Pools, op: &Amax) -> Result<()> {
-    let inp = pools.read(op.inp)?;
-    let most = inp.iter().fold(0.0_f64, |most, x| if most.is_nan() || x.is_nan() { f64::NAN } else { most.max(x.abs()) });
+    let most = largest(&pools.read(op.inp)?, 0.0);
     pools.write(op.amax, &[most])
+}
+
+pub(super) fn scale_update(pools: &mut Pools, op: &ScaleUpdate) -> Result<()> {
+    let mut scales = pools.read(op.scales)?;
+    for pair in scales.chunks_mut(2) {
+        let [earlier, seen] = [pair[0], pair[1]];
+        let taken = seen > 0.0 && seen.is_finite();
+        // the product is rounded, as every engine must
+        let kept = f64::from((earlier * 15.0 / 16.0) as f32);
+        (pair[0], pair[1]) = (if taken { seen.max(kept) } else { earlier }, 0.0);
+    }
+    pools.write(op.scales, &scales)
 }
 
 pub(super) fn quantize(pools: &mut Pools, op: &Quantize, step: Step<'_>) -> Result<()> {
@@ -24,6 +40,10 @@ pub(super) fn quantize(pools: &mut Pools, op: &Quantize, step: Step<'_>) -> Resu
     if let Some(d_bias) = op.d_bias {
         let sums: Vec<f64> = (0..cols).map(|c| (0..rows).map(|r| x[r * cols + c]).sum()).collect();
         pools.store(d_bias, &sums, op.accum.adds(step.scalars.added()))?;
+    }
+    if let Some(seen) = op.seen {
+        let most = largest(&x, pools.read(seen)?[0]);
+        pools.write(seen, &[most])?;
     }
     // the largest power of two that keeps amax·2^margin within the format, by trying
     let amax = pools.read(op.amax)?[0] * 2f64.powi(op.margin);
@@ -80,6 +100,7 @@ mod tests {
             inp,
             pre: None,
             amax,
+            seen: None,
             act: None,
             format: Fp8::E4M3,
             margin: 0,

@@ -148,6 +148,7 @@ pub(crate) fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
         Op::MuonUpdate(op) => muon::update(pools, op, step),
         Op::Amax(op) => fp8::amax(pools, op),
         Op::Quantize(op) => fp8::quantize(pools, op, step),
+        Op::ScaleUpdate(op) => fp8::scale_update(pools, op),
         Op::MatmulFp8(op) => fp8::matmul_fp8(pools, op, step),
         Op::Fill(op) => memory::fill(pools, op),
         Op::CopySlot(op) => memory::copy(pools, op),

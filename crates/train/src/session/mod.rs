@@ -19,8 +19,9 @@ use crate::eval::shapes;
 use crate::format::checkpoint::{Checkpoint, CheckpointAdapter, CheckpointParts, widen};
 use crate::model::{Adapted, Lora, ModelConfig, Recompute, StepOptions, Sums};
 use crate::{Error, Result};
+use ironhorse_core::op::Op;
 use ironhorse_core::{
-    DropRate, Engine, EngineExt, Layout, Param, Pending, Pool, Precision, Program, Scalars, Section, Slot,
+    DType, DropRate, Engine, EngineExt, Layout, Param, Pending, Pool, Precision, Program, Scalars, Section, Shape, Slot,
     Timed, TokenChoice, bf16_to_f32, split_master,
 };
 
@@ -236,6 +237,36 @@ impl Session {
         Ok(())
     }
 
+    /// The largest elements of earlier steps, from which a step scales its tensors in 8 bits; empty where there are none. Between
+    /// steps those of a step are 0.
+    pub fn scales(&mut self) -> Result<Vec<f32>> {
+        let slot = self.scale_slot()?;
+        let mut values = vec![0.0; slot.numel()];
+        self.engine.read_f32(slot, &mut values)?;
+        Ok(values.into_iter().step_by(2).collect())
+    }
+
+    /// Restores what [`Session::scales`] gave. Says whether there are as many: otherwise nothing is known of earlier steps.
+    pub fn set_scales(&mut self, scales: &[f32]) -> Result<bool> {
+        let slot = self.scale_slot()?;
+        let same = 2 * scales.len() == slot.numel();
+        let known = if same { scales } else { &[] };
+        let mut values: Vec<f32> = known.iter().flat_map(|&scale| [scale, 0.0]).collect();
+        values.resize(slot.numel(), 0.0);
+        self.engine.write_f32(slot, &values)?;
+        Ok(same)
+    }
+
+    /// The scales of the training program, as pairs; of a pool that may have more room.
+    fn scale_slot(&self) -> Result<Slot> {
+        let update = self.train_program()?.nodes().iter().rev().find_map(|node| match node.op {
+            Op::ScaleUpdate(op) => Some(op.scales),
+            _ => None,
+        });
+        let none = Slot { pool: Pool::Scales, offset: 0, shape: Shape::new([0, 2]), dtype: DType::F32 };
+        Ok(update.unwrap_or(none))
+    }
+
     fn table_row(&self, index: usize) -> Result<Param> {
         let param = self.train_program()?.params().get(index);
         param.cloned().ok_or_else(|| {
@@ -261,6 +292,7 @@ impl Session {
         let optimizer = precision.optimizer;
         let same = CheckpointParts::pools(precision) == CheckpointParts::pools(theirs)
             && CheckpointParts::pools(precision).iter().all(|&pool| precision.of(pool) == theirs.of(pool));
+        let known = self.set_scales(&checkpoint.trainer().scales())?;
         let mut bytes = Vec::new();
         if same {
             for pool in CheckpointParts::pools(precision) {
@@ -270,7 +302,7 @@ impl Session {
                     self.write_state(pool, index, &bytes)?;
                 }
             }
-            return Ok(true);
+            return Ok(known);
         }
         self.load(Pool::Params, |name, values| checkpoint.read_tensor(name, values))?;
         for pool in [Pool::Moment1, Pool::Moment2] {

@@ -1,6 +1,6 @@
 //! Every choice that changes the memory of a run: what it needs by category, whether it fits, and which to take.
 
-use crate::args::{Dtype, FlagValue, MasterArg, MomentsArg, OptimizerArg, RecomputeArg, StateArgs};
+use crate::args::{Dtype, FlagValue, MasterArg, MomentsArg, OptimizerArg, RecomputeArg, ScalesArg, StateArgs};
 use crate::hardware::human_bytes;
 use anyhow::Result;
 use clap::ValueEnum;
@@ -17,6 +17,7 @@ pub struct Asked<'a> {
     pub sums: Option<Sums>,
     pub dtype: Dtype,
     pub optimizer: OptimizerArg,
+    pub fp8_scales: ScalesArg,
     pub dropout: DropRate,
     /// What may be used, where that is known.
     pub room: Option<u64>,
@@ -55,7 +56,7 @@ impl Categories {
             gradients: of(Pool::Grads),
             moments: of(Pool::Moment1) + of(Pool::Moment2),
             activations: of(Pool::Activations),
-            other: of(Pool::Io) + of(Pool::Cache),
+            other: of(Pool::Io) + of(Pool::Cache) + of(Pool::Scales),
         }
     }
 }
@@ -67,7 +68,7 @@ impl Asked<'_> {
         let mut choices = Vec::new();
         for &master in MasterArg::value_variants() {
             for &moments in MomentsArg::value_variants() {
-                let state = StateArgs { optimizer: self.optimizer, master, moments };
+                let state = StateArgs { optimizer: self.optimizer, master, moments, fp8_scales: self.fp8_scales };
                 let has =
                     |level: RecomputeArg| level != RecomputeArg::Experts || self.model.config.has_experts();
                 for &recompute in RecomputeArg::value_variants().iter().filter(|&&level| has(level)) {

@@ -211,7 +211,7 @@ impl RankMemory {
             state: of(Pool::Master) + of(Pool::Moment1) + of(Pool::Moment2),
             activations: of(Pool::Activations),
             receive_buffers: received.max().unwrap_or(0),
-            other: of(Pool::Io) + of(Pool::Cache),
+            other: of(Pool::Io) + of(Pool::Cache) + of(Pool::Scales),
             total: program.layout().total(),
         }
     }

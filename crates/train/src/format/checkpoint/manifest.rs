@@ -50,8 +50,19 @@ pub struct TrainerState {
     /// The step at which too many of them made the run go back to a checkpoint, if that was recent.
     #[serde(default)]
     pub rolled_back_from: Option<u64>,
+    /// The bits of the largest elements of earlier steps, where tensors in 8 bits are scaled by them
+    /// ([`Session::scales`](crate::session::Session::scales)).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub scale_bits: Vec<u32>,
     /// The settings of the run.
     pub settings: Value,
+}
+
+impl TrainerState {
+    /// What [`scale_bits`](Self::scale_bits) are the bits of.
+    pub fn scales(&self) -> Vec<f32> {
+        self.scale_bits.iter().map(|&bits| f32::from_bits(bits)).collect()
+    }
 }
 
 /// The element types of a run, by name.

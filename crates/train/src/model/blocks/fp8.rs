@@ -1,6 +1,6 @@
 //! Linear layers whose products are of 8-bit numbers: the input, the weight and the gradient of the output are each scaled by a
-//! power of two from their own largest element, rounded to 8 bits, and kept in rows and in columns, as the three products of a
-//! layer need them.
+//! power of two, rounded to 8 bits, and kept in rows and in columns, as the three products of a layer need them. Scales come from
+//! the largest element of the tensor: that of earlier steps, or its own.
 //!
 //! | product | rows | columns | terms |
 //! | --- | --- | --- | --- |
@@ -11,13 +11,19 @@
 use super::adapter::is_frozen;
 use super::{Blocks, Linear};
 use crate::Result;
-use ironhorse_core::op::{Accum, Act, ActBwd, ActFwd, Amax, MatmulFp8, PreAct, Quantize};
-use ironhorse_core::{DType, Error, Fp8, Slot};
+use ironhorse_core::op::{Accum, Act, ActBwd, ActFwd, Amax, MatmulFp8, PreAct, Quantize, ScaleUpdate};
+use ironhorse_core::{DType, Error, Fp8, Fp8Scales, Slot};
 
 /// What products of 8-bit numbers need of every size.
 const MULTIPLE: usize = 16;
 /// The exponent of the scale of a tensor of zeros, which is 0 whatever its scale.
 const OF_ZEROS: i32 = 0;
+/// How many doublings of the largest element of earlier steps fit the format.
+const ROOM: i32 = 1;
+/// In a run's first step nothing is known of activations and gradients. Normalised activations are of size 1. Gradients of a mean over
+/// N tokens are of size 1/N or some powers of two less, and e5m2 has 32 of those.
+const FIRST_ACTIVATIONS: i32 = 3;
+const FIRST_GRADIENTS: i32 = 6;
 
 /// A tensor in 8 bits.
 #[derive(Clone, Copy)]
@@ -46,11 +52,20 @@ struct Source {
     /// Where the sums over rows go.
     d_bias: Option<Slot>,
     format: Fp8,
+    kind: Kind,
+}
+
+/// Which of a layer's tensors.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Weight,
+    Activation,
+    Gradient,
 }
 
 impl Source {
-    fn plain(inp: Slot, format: Fp8) -> Self {
-        Self { inp, act: None, pre: None, d_bias: None, format }
+    fn plain(inp: Slot, kind: Kind, format: Fp8) -> Self {
+        Self { inp, act: None, pre: None, d_bias: None, format, kind }
     }
 
     /// How many doublings the result can be larger than the largest element of `inp`: |gelu(x)| ≤ |x|, and |gelu'| < 2.
@@ -79,16 +94,17 @@ impl Blocks {
     ) -> Result<()> {
         self.b.at(name);
         // Squares are not bounded by their roots, so they are computed before their largest is looked for.
+        let current = self.fp8.is_some_and(|fp8| fp8.scales == Fp8Scales::Current);
         let (inp, act) = match act {
-            Some(act @ Act::Relu2) => {
+            Some(act @ Act::Relu2) if current => {
                 let out = self.tokens_by(inp.shape.cols());
                 self.b.push(ActFwd { out, inp, act })?;
                 (out, None)
             }
             other => (inp, other),
         };
-        let inp = self.quantize(Source { act, ..Source::plain(inp, Fp8::E4M3) })?;
-        let weight = self.quantize(Source::plain(p.weight, Fp8::E4M3))?;
+        let inp = self.quantize(Source { act, ..Source::plain(inp, Kind::Activation, Fp8::E4M3) })?;
+        let weight = self.quantize(Source::plain(p.weight, Kind::Weight, Fp8::E4M3))?;
         self.b.push(product(out, [inp.rows, weight.rows], [inp, weight], Accum::Write, p.bias))?;
         self.saved_fp8.insert(name.into(), SavedFp8 { inp, weight });
         Ok(())
@@ -108,14 +124,16 @@ impl Blocks {
         let gradients = self.fp8.map_or(Fp8::E5M2, |products| products.gradients);
         self.b.at(name);
         let pre = match pre {
-            Some(PreAct { act: act @ Act::Relu2, slot: inp }) => {
+            Some(PreAct { act: act @ Act::Relu2, slot: inp })
+                if self.fp8.is_some_and(|fp8| fp8.scales == Fp8Scales::Current) =>
+            {
                 self.b.push(ActBwd { d_inp: d_out, d_out, inp, act })?;
                 None
             }
             other => other,
         };
         let d_bias = p.bias.map(|bias| self.b.grad(bias));
-        let d_out = self.quantize(Source { pre, d_bias, ..Source::plain(d_out, gradients) })?;
+        let d_out = self.quantize(Source { pre, d_bias, ..Source::plain(d_out, Kind::Gradient, gradients) })?;
         let accum = Accum::FirstWrites;
         let d_weight = self.b.grad(p.weight);
         self.b.push(product(d_weight, [d_out.columns, inp.columns], [d_out, inp], accum, None))?;
@@ -123,14 +141,28 @@ impl Blocks {
         Ok(())
     }
 
-    /// A tensor in 8 bits, scaled by its own largest element.
+    /// A tensor in 8 bits. Weights have current scales: they are few beside activations, and an update may change them by any
+    /// factor.
     fn quantize(&mut self, source: Source) -> Result<Quantized> {
-        let Source { inp, act, pre, d_bias, format } = source;
+        let Source { inp, act, pre, d_bias, format, kind } = source;
         let (rows, cols) = (inp.shape.rows(), inp.shape.cols());
-        let [amax, inverse] = [(); 2].map(|()| self.b.activation([1], DType::F32));
+        let delayed = kind != Kind::Weight && self.fp8.is_some_and(|fp8| fp8.scales == Fp8Scales::Delayed);
+        let (amax, seen, margin) = if delayed {
+            let [amax, seen] = self.b.scale();
+            (amax, Some(seen), ROOM)
+        } else {
+            let amax = self.b.activation([1], DType::F32);
+            self.b.push(Amax { amax, inp })?;
+            (amax, None, source.margin())
+        };
+        let unknown = match kind {
+            _ if !delayed => OF_ZEROS,
+            Kind::Gradient => FIRST_GRADIENTS + self.tokens().ilog2() as i32,
+            _ => FIRST_ACTIVATIONS,
+        };
+        let inverse = self.b.activation([1], DType::F32);
         let by_rows = self.b.activation([rows, cols], DType::F8(format));
         let by_columns = self.b.activation([cols, rows], DType::F8(format));
-        self.b.push(Amax { amax, inp })?;
         self.b.push(Quantize {
             out: Some(by_rows),
             out_t: Some(by_columns),
@@ -139,13 +171,24 @@ impl Blocks {
             inp,
             pre,
             amax,
+            seen,
             act,
             format,
-            margin: source.margin(),
-            unknown: OF_ZEROS,
+            margin,
+            unknown,
             accum: Accum::FirstWrites,
         })?;
         Ok(Quantized { rows: by_rows, columns: by_columns, inverse })
+    }
+
+    /// At the end of the update: the largest elements of this step become those of earlier steps.
+    pub fn update_scales(&mut self) -> Result<()> {
+        let scales = self.b.scales();
+        if scales.numel() == 0 {
+            return Ok(());
+        }
+        self.b.at("scales");
+        Ok(self.b.push(ScaleUpdate { scales })?)
     }
 }
 

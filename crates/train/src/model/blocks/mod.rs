@@ -18,7 +18,7 @@ pub(super) use preference::PairIo;
 use super::TensorSpec;
 use crate::{Error, Result};
 use ironhorse_core::op::{Accum, Argmax, CrossEntropy, EmbeddingBwd, EmbeddingFwd, Gain, LossMean};
-use ironhorse_core::{Builder, DType, Fp8Products, Precision, Program, Section, Shape, Slot, bf16_to_f32, f32_to_bf16};
+use ironhorse_core::{Builder, DType, Fp8Products, Fp8Scales, Precision, Program, Section, Shape, Slot, bf16_to_f32, f32_to_bf16};
 use std::collections::HashMap;
 
 /// What a forward is for.
@@ -185,9 +185,13 @@ impl Blocks {
     }
 
     /// Makes products of 8-bit numbers where the precision asks for them: in training only, so that losses of other programs
-    /// are those of the weights.
-    pub fn train_in_fp8(&mut self) {
+    /// are those of the weights. A step that is a sum of micro-steps has current scales: each micro-step has its own, so that it does
+    /// not matter which rank computes it, or when.
+    pub fn train_in_fp8(&mut self, sums: bool) {
         self.fp8 = self.b.precision().fp8;
+        if let Some(fp8) = self.fp8.as_mut().filter(|_| sums) {
+            fp8.scales = Fp8Scales::Current;
+        }
     }
 
     /// Lets sequences hold several documents. Io: `positions`.

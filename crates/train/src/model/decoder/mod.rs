@@ -155,7 +155,7 @@ pub(super) fn training(
 ) -> Result<Program> {
     let mut decoder = Decoder::new(plan, batch, precision)?;
     decoder.dropout = options.dropout;
-    decoder.net.train_in_fp8();
+    decoder.net.train_in_fp8(options.sums.is_some_and(|sums| sums.is_needed()));
     decoder.documents(&options);
     let saved = decoder.forward(Purpose::Training)?;
     decoder.backward(&saved, options.recompute)?;
@@ -164,6 +164,7 @@ pub(super) fn training(
         decoder.net.sum(sums)?;
     }
     decoder.net.update(sums)?;
+    decoder.net.update_scales()?;
     decoder.net.finish()
 }
 

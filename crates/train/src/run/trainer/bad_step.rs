@@ -206,7 +206,7 @@ impl Trainer<'_> {
         let first = step - u64::from(self.bad_in_a_row).min(step);
         let weights = black_box::weights_of(&black_box::folder_of(&run, first));
         if self.bad_in_a_row == 0 {
-            let state = self.state();
+            let state = self.state()?;
             self.job.saver.save_to(&weights, self.job.session, &state)?;
             if self.together.leads() {
                 black_box::forget_weights(&run, step);

@@ -78,7 +78,7 @@ impl Trainer<'_> {
 
     fn save_last(&mut self) -> Result<()> {
         self.keep_choices();
-        let state = self.state();
+        let state = self.state()?;
         let saved = self.job.saver.save_last(self.job.session, &state, self.job.folder, self.job.observer);
         self.unsaved = saved.is_err();
         self.summary.checkpoint = saved?;

@@ -237,7 +237,7 @@ impl<'a> Trainer<'a> {
                 save || (improved && self.together.of_leader(best(self.job.saver, self.job.folder))?);
             if save {
                 self.keep_choices(); // before the checkpoint: a run that is killed after it is resumed with them
-                let state = self.state();
+                let state = self.state()?;
                 self.job.saver.save(self.job.session, &state, self.job.folder, self.job.observer);
                 self.mark = Instant::now();
             }
@@ -425,8 +425,9 @@ impl<'a> Trainer<'a> {
     }
 
     /// The state of the run, for a checkpoint.
-    fn state(&self) -> TrainerState {
-        TrainerState {
+    fn state(&mut self) -> Result<TrainerState> {
+        let scales = self.job.session.scales()?;
+        Ok(TrainerState {
             step: self.landed,
             data: serde_json::to_value(self.position).unwrap_or_default(),
             rng: json!({ "seed": self.job.settings.seed, "kind": "counted by step and sample" }),
@@ -434,8 +435,9 @@ impl<'a> Trainer<'a> {
             validated: self.validated.filter(|validated| validated.step == self.landed),
             bad_in_a_row: self.bad_in_a_row,
             rolled_back_from: self.rolled_back_from,
+            scale_bits: scales.into_iter().map(f32::to_bits).collect(),
             settings: self.job.state.settings.clone(),
-        }
+        })
     }
 
     /// Whether a validation loss is the lowest so far, which is then remembered.

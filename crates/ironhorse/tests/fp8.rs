@@ -1,0 +1,225 @@
+//! Products of 8-bit numbers without a GPU: the rounding engine on top of the CPU engine runs the programs of `--dtype fp8`.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
+
+use ironhorse::core::op::{Op, Quantize};
+use ironhorse::core::{DType, Engine, EngineExt, Fp8, Fp8Products, Fp8Scales, Precision, Program, Result, Scalars, Section, Slot};
+use ironhorse::cpu::CpuEngine;
+use ironhorse::train::model::{ModelConfig, Recompute};
+use ironhorse::train::rng::Rng;
+use ironhorse::train::session::{Batch, Session, SessionSpec};
+use ironhorse::train::verify::{Lockstep, LockstepReport, Rounding, RoundingEngine};
+use ironhorse_testkit::{Hook, Wrapped};
+use std::ops::Range;
+
+const BATCH: (usize, usize) = (2, 32);
+const VOCAB: usize = 208;
+const HEAD: Fp8Products = Fp8Products { head: true, gradients: Fp8::E5M2, scales: Fp8Scales::Delayed };
+const BLOCKS: Fp8Products = Fp8Products { head: false, gradients: Fp8::E4M3, scales: Fp8Scales::Current };
+
+fn rounding(threads: usize) -> Box<dyn Engine> {
+    Box::new(RoundingEngine::new(Box::new(CpuEngine::new(threads)), Rounding::Fp8))
+}
+
+/// A GPT-2 with each activation, a Llama, and a mixture whose experts stay in bf16.
+fn models() -> [ModelConfig; 4] {
+    let gpt2 = format!("n_layer=2,n_head=4,n_embd=48,vocab_size={VOCAB},max_seq_len=32");
+    let llama = format!("kind=llama,hidden=48,layers=2,heads=4,kv_heads=2,head_dim=16,ffn=80,vocab={VOCAB},context=32");
+    let experts = format!(
+        "hidden=48,layers=1,heads=4,kv_heads=2,head_dim=16,ffn=32,vocab={VOCAB},context=32,experts=16,top_k=2,aux_alpha=0.1"
+    );
+    [gpt2.clone(), format!("{gpt2},act=relu2"), llama, experts].map(|sizes| ModelConfig::parse(&sizes).unwrap())
+}
+
+fn session(config: ModelConfig, engine: Box<dyn Engine>, precision: Precision) -> Session {
+    let spec = SessionSpec { train: Some(BATCH), eval: Some(BATCH), precision, ..SessionSpec::default() };
+    let mut session = Session::new(engine, config, &spec).unwrap();
+    session.init(5).unwrap();
+    session
+}
+
+fn tokens() -> (Vec<i32>, Vec<i32>) {
+    let mut rng = Rng::new(3);
+    let count = BATCH.0 * BATCH.1;
+    let stream: Vec<i32> = (0..=count).map(|_| rng.index(VOCAB) as i32).collect();
+    (stream[..count].to_vec(), stream[1..].to_vec())
+}
+
+fn scalars(step: u32) -> Scalars {
+    let loss_scale = 1.0 / (BATCH.0 * BATCH.1) as f32;
+    Scalars { step, loss_scale, lr: 3e-3, weight_decay: 0.1, grad_clip: 1.0, ..Scalars::default() }
+}
+
+fn losses(config: ModelConfig, threads: usize, precision: Precision, steps: u32) -> Vec<f32> {
+    let (x, y) = tokens();
+    let mut session = session(config, rounding(threads), precision);
+    (1..=steps)
+        .map(|step| {
+            session.micro_step(&x, &y, &scalars(step)).unwrap();
+            session.update(&scalars(step)).unwrap().0
+        })
+        .collect()
+}
+
+#[test]
+fn models_learn_in_fp8_as_in_bf16() {
+    for config in models() {
+        for precision in [Precision::BF16.with_fp8(HEAD), Precision::BF16_F32_GRADS.with_fp8(BLOCKS)] {
+            let fp8 = losses(config, 1, precision, 30);
+            let bf16 = losses(config, 1, Precision { fp8: None, ..precision }, 30);
+            assert!(fp8[29] < 0.7 * fp8[0], "{fp8:?}");
+            assert!((fp8[29] - bf16[29]).abs() < 0.1 * bf16[0], "{fp8:?}\n{bf16:?}");
+            assert_ne!(fp8, bf16, "{precision:?} computes in bf16");
+        }
+    }
+}
+
+#[test]
+fn threads_do_not_change_a_bit() {
+    for config in models() {
+        let precision = Precision::BF16.with_fp8(HEAD);
+        assert_eq!(losses(config, 1, precision, 5), losses(config, 3, precision, 5));
+    }
+}
+
+fn count(program: &Program, name: &str) -> usize {
+    program.nodes().iter().filter(|node| node.op.name() == name).count()
+}
+
+#[test]
+fn only_training_multiplies_in_8_bits_and_only_what_can() {
+    let [gpt2, _, llama, experts] = models();
+    // of a layer four products forward and eight backward; the head has three
+    for (config, products, others) in [(gpt2, HEAD, 0), (gpt2, BLOCKS, 1), (llama, HEAD, 0)] {
+        let program = config.training(BATCH, Recompute::None, Precision::BF16.with_fp8(products)).unwrap();
+        assert_eq!(count(&program, "matmul_fp8"), 2 * 12 + 3 * usize::from(products.head));
+        assert_eq!(count(&program, "linear_fwd"), others);
+        let eval = config.evaluation(BATCH, Precision::BF16.with_fp8(products)).unwrap();
+        assert_eq!(count(&eval, "matmul_fp8"), 0);
+    }
+    // a router chooses in bf16, and experts compute in it
+    let program = experts.training(BATCH, Recompute::None, Precision::BF16.with_fp8(HEAD)).unwrap();
+    assert_eq!((count(&program, "linear_fwd"), count(&program, "matmul_fp8")), (1, 6 + 3));
+    // sizes that such products do not have
+    let odd = ModelConfig::parse("n_layer=1,n_head=5,n_embd=40,vocab_size=203,max_seq_len=32").unwrap();
+    let program = odd.training(BATCH, Recompute::None, Precision::BF16.with_fp8(HEAD)).unwrap();
+    assert_eq!(count(&program, "matmul_fp8"), 0);
+}
+
+#[test]
+fn recomputing_changes_no_bit() {
+    let (x, y) = tokens();
+    for config in models() {
+        let run = |recompute| {
+            let precision = Precision::BF16.with_fp8(HEAD);
+            let spec = SessionSpec { train: Some(BATCH), recompute, precision, ..SessionSpec::default() };
+            let mut session = Session::new(rounding(1), config, &spec).unwrap();
+            session.init(5).unwrap();
+            session.micro_step(&x, &y, &scalars(1)).unwrap();
+            session.update(&scalars(1)).unwrap()
+        };
+        assert_eq!(run(Recompute::None), run(Recompute::Full));
+    }
+}
+
+fn lockstep(config: ModelConfig, engine: Box<dyn Engine>, precision: Precision) -> LockstepReport {
+    let (x, y) = tokens();
+    let mut session = session(config, engine, precision);
+    let lockstep = Lockstep { batch: Batch::plain(&x, &y), scalars: scalars(1), passes: 2, tf32: false };
+    lockstep.run(&mut session, Box::new(CpuEngine::new(1))).unwrap()
+}
+
+#[test]
+fn lockstep_passes_and_quantisers_agree_to_the_bit() {
+    for config in models() {
+        let report = lockstep(config, rounding(1), Precision::BF16.with_fp8(HEAD));
+        assert!(report.passed(), "{report}");
+        for kind in report.kinds.iter().filter(|kind| ["amax", "quantize"].contains(&kind.op)) {
+            assert_eq!(kind.worst, 0.0, "{report}");
+        }
+    }
+}
+
+/// Damages what an op has written.
+struct Damage {
+    op: usize,
+    slot: Slot,
+    by: fn(&mut [f32], usize),
+}
+
+impl Hook<dyn Engine> for Damage {
+    fn run(
+        &mut self,
+        inner: &mut (dyn Engine + 'static),
+        program: &Program,
+        ops: Range<usize>,
+        scalars: &Scalars,
+    ) -> Result<()> {
+        for i in ops {
+            inner.run(program, i..i + 1, scalars)?;
+            if i == self.op && program.nodes().len() > self.op {
+                let mut values = vec![0.0; self.slot.numel()];
+                inner.read_f32(self.slot, &mut values)?;
+                (self.by)(&mut values, self.slot.shape.cols());
+                inner.write_f32(self.slot, &values)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A doubled scale, two exchanged tiles, a stale maximum, a number that is off by one: each is found, at its op.
+#[test]
+fn every_damage_of_a_quantiser_is_found_at_its_op() {
+    let [config, ..] = models();
+    let precision = Precision::BF16.with_fp8(HEAD);
+    let program = config.training(BATCH, Recompute::None, precision).unwrap();
+    let double: fn(&mut [f32], usize) = |values, _| values[0] *= 2.0;
+    let tiles: fn(&mut [f32], usize) = |values, cols| (0..16).for_each(|i| values.swap(i, 16 * cols + i));
+    let next: fn(&mut [f32], usize) = |values, _| {
+        let at = values.iter().position(|x| *x != 0.0).unwrap();
+        values[at] *= -1.0;
+    };
+    let mut found = 0;
+    for (i, node) in program.nodes().iter().enumerate() {
+        let damages: Vec<(Slot, fn(&mut [f32], usize))> = match node.op {
+            Op::Amax(op) => vec![(op.amax, double)],
+            Op::Quantize(Quantize { out: Some(out), out_t: Some(out_t), inverse, .. }) => {
+                vec![(inverse, double), (out, tiles), (out_t, tiles), (out_t, next)]
+            }
+            Op::MatmulFp8(op) => vec![(op.out, tiles)],
+            _ => continue,
+        };
+        // a few of each kind, over the whole step
+        if i % 7 != 0 {
+            continue;
+        }
+        for (slot, by) in damages {
+            let engine = Wrapped { inner: rounding(1), hook: Damage { op: i, slot, by } };
+            let report = lockstep(config, Box::new(engine), precision);
+            let first = report.first_wrong.as_ref().unwrap_or_else(|| panic!("op {i} passes\n{report}"));
+            assert_eq!((first.index, first.op), (i, node.op.name()));
+            found += 1;
+        }
+    }
+    assert!(found > 12, "{found}");
+}
+
+/// A weight that is not finite must not pass for a large one: the step is skipped as in bf16.
+#[test]
+fn what_is_not_finite_stops_the_update() {
+    let (x, y) = tokens();
+    let [config, ..] = models();
+    for bad in [f32::INFINITY, f32::NAN] {
+        let mut session = session(config, rounding(1), Precision::BF16.with_fp8(BLOCKS));
+        let weight = session.train_program().unwrap().params().iter().find(|p| p.name.ends_with("c_fc.weight")).unwrap().weight;
+        let one = Slot { shape: [1].into(), ..weight };
+        assert_eq!(weight.dtype, DType::BF16);
+        session.engine().write_f32(one, &[bad]).unwrap();
+        session.micro_step(&x, &y, &scalars(1)).unwrap();
+        let (loss, norm) = session.update(&scalars(1)).unwrap();
+        assert!(!loss.is_finite() && !norm.is_finite(), "{loss} {norm}");
+        let program = session.train_program().unwrap();
+        assert!(!program.range(Section::Update).is_empty());
+    }
+}
