@@ -188,7 +188,8 @@ impl Builder {
 
     /// The scale of one more tensor in 8 bits: its largest element of earlier steps, and that of this step.
     pub fn scale(&mut self) -> [Slot; 2] {
-        let place = |i: usize| Slot { pool: Pool::Scales, offset: 4 * i, shape: Shape::new([1]), dtype: DType::F32 };
+        let place =
+            |i: usize| Slot { pool: Pool::Scales, offset: 4 * i, shape: Shape::new([1]), dtype: DType::F32 };
         self.scales += 1;
         [place(2 * self.scales - 2), place(2 * self.scales - 1)]
     }

@@ -159,7 +159,8 @@ mod tests {
         for format in Fp8::ALL {
             let numbers: Vec<(u8, f64)> =
                 (0..=format.largest() as u8).map(|bits| (bits, f64::from(format.decode(bits)))).collect();
-            let mut values: Vec<f32> = numbers.windows(2).map(|pair| ((pair[0].1 + pair[1].1) / 2.0) as f32).collect();
+            let mut values: Vec<f32> =
+                numbers.windows(2).map(|pair| ((pair[0].1 + pair[1].1) / 2.0) as f32).collect();
             let near: Vec<f32> = values.iter().flat_map(|&x| [x.next_down(), x.next_up()]).collect();
             values.extend(near);
             // up to 10⁶, so that distances are exact in f64
@@ -190,7 +191,10 @@ mod tests {
             for amax in [1.0, 1.75, 1.750_000_1, 1.999, 2.0, 3.3e-7, 448.0, 449.0, 1e20] {
                 let scaled = |k| f64::from(amax) * 2f64.powi(k);
                 let k = format.scale_exponent(amax, 0, 5);
-                assert!(scaled(k) <= f64::from(format.max()) && scaled(k + 1) > f64::from(format.max()), "{amax}");
+                assert!(
+                    scaled(k) <= f64::from(format.max()) && scaled(k + 1) > f64::from(format.max()),
+                    "{amax}"
+                );
                 assert_eq!(format.scale_exponent(amax, 3, 5), k - 3);
             }
             assert_eq!(format.scale_exponent(0.0, 2, 5), 5);

@@ -32,7 +32,11 @@ impl Slot {
         let wide = matches!(self.dtype, DType::BF16 | DType::I16 | DType::F8(_));
         let factor = match self.pool {
             Pool::Params | Pool::Grads | Pool::Moment1 | Pool::Moment2 | Pool::Master | Pool::Frozen => {
-                if wide { 2 } else { 1 }
+                if wide {
+                    2
+                } else {
+                    1
+                }
             }
             Pool::Io | Pool::Cache | Pool::Activations => by.factor(),
             Pool::Scales => 1,

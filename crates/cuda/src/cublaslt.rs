@@ -22,7 +22,9 @@ fn data_type(dtype: DType) -> Result<u32> {
         DType::BF16 => Ok(DataType::CUDA_R_16BF as u32),
         DType::F8(Fp8::E4M3) => Ok(DataType::CUDA_R_8F_E4M3 as u32),
         DType::F8(Fp8::E5M2) => Ok(DataType::CUDA_R_8F_E5M2 as u32),
-        other => Err(Error::Unsupported(format!("matrix product of {other}, expected f32, bf16, e4m3 or e5m2"))),
+        other => {
+            Err(Error::Unsupported(format!("matrix product of {other}, expected f32, bf16, e4m3 or e5m2")))
+        }
     }
 }
 
@@ -152,6 +154,8 @@ pub struct Description {
     pub epilogue: Epilogue,
     /// Addresses of the factors of A and B, which 8-bit operands have, or 0; multiples of 16.
     pub scales: [u64; 2],
+    /// Whether sums of 8-bit products may keep fewer bits.
+    pub fast_sums: bool,
 }
 
 /// The library's descriptors of one product.
@@ -225,6 +229,9 @@ impl Product {
             if scale != 0 {
                 set(attribute, &scale.to_ne_bytes())?;
             }
+        }
+        if what.fast_sums {
+            set(DescAttribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &[1])?;
         }
         let Epilogue { code, bias, aux } = what.epilogue;
         if code != 0 {

@@ -30,7 +30,7 @@ sources! {
         "grouped_rows.cuh" "grouped_swiglu.cu" "grouped_wgmma.cu" "permute.cu" "router.cu" "sort.cu";
     "fp8": "quantize.cu";
     "loss": "argmax.cu" "cross_entropy.cu" "cross_entropy_bwd.cu" "eager_cross_entropy.cu" "mean.cu" "preference.cu" "softmax.cu";
-    "norm": "bwd.cu" "eager_bwd.cu" "eager_fwd.cu" "fwd.cu" "gain.cuh" "qk.cu" "row.cuh" "row_block.cuh";
+    "norm": "bwd.cu" "eager_bwd.cu" "eager_fwd.cu" "fp8.cu" "fwd.cu" "gain.cuh" "qk.cu" "row.cuh" "row_block.cuh" "row_warp.cuh";
     "optimizer": "adamw.cu" "eager.cu" "grad_norm.cu" "muon.cu" "state.cuh";
     "product": "bias.cu" "eager_gemm.cu" "gemm_any.cu" "gemm_tf32.cu" "gemm_tf32.cuh" "gemm_tf32_wgmma.cu"
         "gemv.cu";

@@ -11,7 +11,9 @@ use std::sync::LazyLock;
 fn conforms_to_itself(suite: Suite) {
     let summary = suite.run(&mut OracleEngine::new(), &mut |_, _| ());
     summary.assert_ok();
-    assert!(summary.passed.iter().all(|report| report.tolerance <= 1e-5));
+    // an activation that is rounded to 8 bits may go to the neighbouring number
+    let mut f32s = summary.passed.iter().filter(|report| report.op != "quantize");
+    assert!(f32s.all(|report| report.tolerance <= 1e-5));
     assert_eq!(summary.rows().len(), Op::NAMES.len(), "every op has a case");
 }
 

@@ -52,7 +52,7 @@ pub fn tolerance(op: &Op, arg: &Arg, want: &[f64], terms: Terms) -> f64 {
 fn products(product: Option<Product>, bf16: bool, terms: Terms) -> f64 {
     match product {
         Some(Product::Linear) if bf16 => TENSOR_CORE_SUM,
-        Some(Product::Fp8) if bf16 => Product::FP8_SUM,
+        Some(Product::Fp8 { sum }) if bf16 => sum,
         // Scores are sums of at most 160 products, and their absolute error is a relative error of the exponential.
         Some(Product::Attention) if bf16 => TENSOR_CORE_SUM.max(2.0 * F32_UNIT * terms.scores),
         // Both operands are rounded, each with an error of at most half a step.

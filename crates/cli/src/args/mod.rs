@@ -290,9 +290,31 @@ pub struct StateArgs {
     /// With bf16 weights: how the moments of the optimizer are stored
     #[arg(long, value_enum, default_value_t = MomentsArg::F32)]
     pub moments: MomentsArg,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub fp8: Fp8Args,
+}
+
+/// How tensors are kept in 8 bits.
+#[derive(Args, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[command(next_help_heading = heading::DEVICE)]
+pub struct Fp8Args {
     /// With --dtype fp8: what the scales of activations and gradients are made from
-    #[arg(long, help_heading = heading::DEVICE, value_enum, default_value_t = ScalesArg::Delayed)]
+    #[arg(long, value_enum, default_value_t = ScalesArg::Delayed)]
     pub fp8_scales: ScalesArg,
+    /// With --dtype fp8: the format of gradients
+    #[arg(long, value_enum, default_value_t = GradientsArg::E5m2)]
+    pub fp8_gradients: GradientsArg,
+}
+
+/// The format of gradients in 8 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GradientsArg {
+    /// 3 bits of fraction, 18 powers of two
+    E4m3,
+    /// 2 bits of fraction, 32 powers of two
+    E5m2,
 }
 
 flag_values! {
@@ -356,7 +378,11 @@ impl StateArgs {
         }
         let mut precision = dtype.precision(micro_steps).with_optimizer(self.optimizer.into());
         if let Some(fp8) = &mut precision.fp8 {
-            fp8.scales = self.fp8_scales.into();
+            fp8.scales = self.fp8.fp8_scales.into();
+            fp8.gradients = match self.fp8.fp8_gradients {
+                GradientsArg::E4m3 => Fp8::E4M3,
+                GradientsArg::E5m2 => Fp8::E5M2,
+            };
         }
         if self.master == MasterArg::Residual {
             precision = precision.with_residual();

@@ -147,8 +147,8 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
     // what this machine has no engine for is planned for a GPU
     let on_gpu = !on_cpu || dtype != Dtype::F32;
     let usable_bytes = machine_bytes.map(|has| if on_gpu { usable_of_gpu(has) } else { has });
-    let (optimizer, fp8_scales, room) = (args.state.optimizer, args.state.fp8_scales, usable_bytes);
-    let asked = Asked { model: &model, batch, accumulate, sums, dtype, optimizer, fp8_scales, dropout, room };
+    let (optimizer, fp8, room) = (args.state.optimizer, args.state.fp8, usable_bytes);
+    let asked = Asked { model: &model, batch, accumulate, sums, dtype, optimizer, fp8, dropout, room };
     let work = Workload { model: &model, batch, accumulate, precision, options, limits };
     let ranks = args.cluster.plan(&work)?;
     let layout = program.layout();

@@ -151,7 +151,7 @@ impl ScaleUpdate {
 
 op! {
     /// `out (+)= (a · bᵀ)·a_inverse·b_inverse + bias`, of operands in 8 bits whose scales are undone in the result. Products are
-    /// exact in f32; sums are f32, of which an engine may keep fewer bits ([`Product::Fp8`]).
+    /// exact in f32; sums are f32, of which an engine may keep fewer bits ([`Product::fp8_sum`]).
     pub struct MatmulFp8 {
         /// (M,N), bf16 or f32
         pub out: Slot = Accumulate(accum),
@@ -167,6 +167,8 @@ op! {
         pub b_inverse: Slot = Read,
         /// Whether `out` is overwritten or added to.
         pub accum: Accum,
+        /// Whether an engine may keep fewer bits of the sum ([`Product::fp8_sum`]).
+        pub fast: bool,
     }
     name "matmul_fp8"
     check(op, c) {
@@ -196,10 +198,12 @@ op! {
         }
     }
     numerics(op, _arg) {
-        let product = Numerics { product: Some(Product::Fp8), ..PRODUCT };
+        let sum = Product::fp8_sum(op.a.shape.cols(), op.fast);
+        let product = Numerics { product: Some(Product::Fp8 { sum }), ..PRODUCT };
         let product = if op.accum == Accum::Write && op.bias.is_none() { product } else { product.inner_roundings(1.0) };
         // of an f32 result only the sum is inexact, of a bf16 result mostly the rounding
-        product.bf16_engines(if op.out.dtype == DType::F32 { 2.0 * Product::FP8_SUM } else { 1.5 * BF16_UNIT })
+        let rounding = if op.out.dtype == DType::F32 { 0.0 } else { 1.5 * BF16_UNIT };
+        product.bf16_engines((2.0 * sum).max(rounding))
     }
     flops(op) { 2 * op.out.numel() as u64 * op.a.shape.cols() as u64 }
     operands(a, b)

@@ -47,7 +47,7 @@ impl Arithmetic {
 }
 
 /// A matrix product that an engine may compute on tensor cores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Product {
     /// Activations times weights, or times gradients.
     Linear,
@@ -56,16 +56,23 @@ pub enum Product {
     Attention,
     /// Attention of a single query, which engines compute without tensor cores in bf16.
     CachedAttention,
-    /// Of 8-bit numbers, whose products are exact in f32; the sums on tensor cores are not.
-    Fp8,
+    /// Of 8-bit numbers, whose products are exact in f32; the sums on tensor cores have this relative error at most.
+    Fp8 {
+        /// See [`Product::fp8_sum`].
+        sum: f64,
+    },
 }
 
 impl Product {
     /// The largest relative error of a sum of products of 8-bit numbers. Hopper's tensor cores keep 13 bits after the point of the
-    /// running sum and cut off the rest, once for every 32 products; after four times that the sum is added to an f32. Each
-    /// cut is at most 2⁻¹³ of the partial sum, and there are four: 2⁻¹¹. Partial sums of terms of both signs are independent,
-    /// so over a tensor the errors add up like the sums themselves.
-    pub const FP8_SUM: f64 = 1.0 / 2048.0;
+    /// running sum and cut off the rest, once for every 32 products: at most 2⁻¹³ of the sum so far. After four times that the sum is
+    /// added to an f32 and begins anew, unless the product is `fast`: then there are as many cuts as the sum has parts of 32. Parts of
+    /// terms of both signs are independent, so over a tensor the sums so far are on average 2/3 of the last one; and what is cut off is
+    /// on average half of the most.
+    pub fn fp8_sum(terms: usize, fast: bool) -> f64 {
+        let cut = 1.0 / 8192.0;
+        if fast { (terms.div_ceil(32) as f64 * cut / 3.0).max(4.0 * cut) } else { 4.0 * cut }
+    }
 }
 
 /// Everything that limits the accuracy of one result of an op.

@@ -63,3 +63,13 @@ template <class F> DEVICE Scale scale_of(u32 amax, int margin, int unknown) {
     k = k < -100 ? -100 : k > 100 ? 100 : k;
     return {power_of_two(k), power_of_two(-k)};
 }
+
+// The bytes of four words as a 4x4 matrix, transposed.
+DEVICE void transpose_bytes(u32& a, u32& b, u32& c, u32& d) {
+    const u32 ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140);
+    const u32 ef = __byte_perm(a, b, 0x7362), gh = __byte_perm(c, d, 0x7362);
+    a = __byte_perm(ab, cd, 0x5410);
+    b = __byte_perm(ab, cd, 0x7632);
+    c = __byte_perm(ef, gh, 0x5410);
+    d = __byte_perm(ef, gh, 0x7632);
+}

@@ -24,16 +24,6 @@ struct Quantized {
     int margin, unknown;
 };
 
-// The bytes of four words as a 4x4 matrix, transposed.
-DEVICE void transpose(u32& a, u32& b, u32& c, u32& d) {
-    const u32 ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140);
-    const u32 ef = __byte_perm(a, b, 0x7362), gh = __byte_perm(c, d, 0x7362);
-    a = __byte_perm(ab, cd, 0x5410);
-    b = __byte_perm(ab, cd, 0x7632);
-    c = __byte_perm(ef, gh, 0x5410);
-    d = __byte_perm(ef, gh, 0x7632);
-}
-
 // f(x, y) of each element, y from `other` if OTHER.
 template <bool OTHER, class F> DEVICE void quantize_tile(const Quantized& p, const ACT* inp, const ACT* other, F f) {
     // By columns, 8 rows to a unit. Units of a column are permuted by its number, so that neither side has bank conflicts.
@@ -84,8 +74,8 @@ template <bool OTHER, class F> DEVICE void quantize_tile(const Quantized& p, con
     if (p.q_t && inside) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            transpose(q[0][half], q[1][half], q[2][half], q[3][half]);
-            transpose(q[4][half], q[5][half], q[6][half], q[7][half]);
+            transpose_bytes(q[0][half], q[1][half], q[2][half], q[3][half]);
+            transpose_bytes(q[4][half], q[5][half], q[6][half], q[7][half]);
 #pragma unroll
             for (int c = 0; c < 4; c++)
                 tile[across * SIDE + 4 * half + c][down ^ across] = make_uint2(q[c][half], q[4 + c][half]);

@@ -10,78 +10,19 @@
 #ifdef ROW_BLOCKS
 #include "norm/row_block.cuh"
 #else
+#ifdef WIDTH
+#include "norm/row_warp.cuh"
+#else
 #include "norm/row.cuh"
+#endif
 
 constexpr int WARPS = 8;
 #ifdef WIDTH
-constexpr int N = Vec<ACT>::N;
-constexpr int VECS = WIDTH / N;
-constexpr int PER_LANE = (VECS + WARP - 1) / WARP;
-
 template <Form FORM> DEVICE void normalise(const Rows& p) {
     const u32 row = blockIdx.x * WARPS + threadIdx.x / WARP;
     const int lane = threadIdx.x % WARP;
     if (row >= p.rows) return;
-    const u64 start = (u64)row * WIDTH;
-    Vec<ACT> x[PER_LANE];
-#pragma unroll
-    for (int i = 0; i < PER_LANE; i++) {
-        const int v = lane + i * WARP;
-        if (VECS % WARP == 0 || v < VECS) x[i] = load(p.inp + start + v * N);
-    }
-    if (FORM == RESIDUAL) {
-        Vec<ACT> y[PER_LANE];
-#pragma unroll
-        for (int i = 0; i < PER_LANE; i++) {
-            const int v = lane + i * WARP;
-            if (VECS % WARP == 0 || v < VECS) y[i] = load(p.other + start + v * N);
-        }
-#pragma unroll
-        for (int i = 0; i < PER_LANE; i++) {
-            const int v = lane + i * WARP;
-            if (VECS % WARP != 0 && v >= VECS) continue;
-            float sum[N];
-#pragma unroll
-            for (int k = 0; k < N; k++) sum[k] = to_float(x[i].at[k]) + to_float(y[i].at[k]);
-            round_to(x[i], sum);
-            store(p.residual + start + v * N, x[i]);
-        }
-    }
-    const auto sum = [&] {
-        float sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < PER_LANE; i++) {
-            if (VECS % WARP != 0 && lane + i * WARP >= VECS) continue;
-#pragma unroll
-            for (int k = 0; k < N; k++) sum += to_float(x[i].at[k]);
-        }
-        return warp_sum(sum);
-    };
-    const auto squares = [&](float mean) {
-        float squares = 0.0f;
-#pragma unroll
-        for (int i = 0; i < PER_LANE; i++) {
-            if (VECS % WARP != 0 && lane + i * WARP >= VECS) continue;
-#pragma unroll
-            for (int k = 0; k < N; k++) {
-                const float d = deviation(to_float(x[i].at[k]), mean);
-                squares = __fmaf_rn(d, d, squares);
-            }
-        }
-        return warp_sum(squares);
-    };
-    const auto [mean, rstd] = statistics<FORM>(p, row, WIDTH, lane == 0, sum, squares);
-#pragma unroll
-    for (int i = 0; i < PER_LANE; i++) {
-        const int v = lane + i * WARP;
-        if (VECS % WARP != 0 && v >= VECS) continue;
-        float w[N], b[N] = {}, y[N];
-        load_floats(w, p.weight + v * N);
-        if constexpr (CENTRED) load_floats(b, p.bias + v * N);
-#pragma unroll
-        for (int k = 0; k < N; k++) y[k] = normal(to_float(x[i].at[k]), mean, rstd, w[k], b[k]);
-        store_floats(p.out + start + v * N, y);
-    }
+    normalise_row<FORM>(p, row, lane, [&](int v, const float(&y)[N]) { store_floats(p.out + (u64)row * WIDTH + v * N, y); });
 }
 #else
 template <Form FORM> DEVICE void normalise(const Rows& p) {

@@ -12,8 +12,8 @@ mod modules;
 mod stream;
 mod tensor_map;
 
-pub(crate) use info::peers;
 pub(crate) use info::FP8_COMPUTE;
+pub(crate) use info::peers;
 pub use info::{DeviceInfo, Peer};
 pub(crate) use memory::{Buffer, Pinned};
 pub(crate) use modules::Function;

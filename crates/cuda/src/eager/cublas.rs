@@ -91,6 +91,7 @@ fn describe(shape: &GemmShape) -> Option<Description> {
         tf32: false,
         epilogue: Epilogue::default(),
         scales: [0; 2],
+        fast_sums: false,
     })
 }
 

@@ -65,6 +65,8 @@ pub(crate) struct Problem {
     /// Element type of D, of the bias and of the matrix on the side.
     pub output: DType,
     pub tf32: bool,
+    /// Whether sums of 8-bit products may keep fewer bits.
+    pub fast_sums: bool,
     pub extra: Extra,
     /// Whether D is added to, or another matrix of its size in its place ([`At::c`]).
     pub adds: bool,
@@ -127,15 +129,15 @@ impl Problem {
         let tf32 = tf32 && inputs == DType::F32;
         let (extra, align) = (Extra::None, at.align());
         let ld = [if transposed[0] { k } else { m }, if transposed[1] { n } else { k }, m];
-        let inputs_b = None;
-        Self { m, n, k, transposed, inputs, inputs_b, output, tf32, extra, adds: false, batch: 1, align, ld }
+        let (inputs_b, fast_sums, adds, batch) = (None, false, false, 1);
+        Self { m, n, k, transposed, inputs, inputs_b, output, tf32, fast_sums, extra, adds, batch, align, ld }
     }
 
     /// out (M,N) = a (M,K) · b (N,K)ᵀ of 8-bit numbers, the one form that GPUs have; A is b, B is a. `sizes` are those of
     /// the rows of a.
-    pub fn fp8(sizes: &Sizes, of_a: DType, at: &At) -> Self {
+    pub fn fp8(sizes: &Sizes, of_a: DType, fast_sums: bool, at: &At) -> Self {
         let inputs_b = Some(of_a).filter(|of_a| *of_a != sizes.inputs);
-        Self { inputs_b, ..Self::forward(sizes, at) }
+        Self { inputs_b, fast_sums, ..Self::forward(sizes, at) }
     }
 
     /// out (rows,OC) = inp (rows,C) · weight (OC,C)ᵀ; A is the weight, B the input.
@@ -209,8 +211,18 @@ impl Problem {
         let epilogue = Epilogue { code: self.extra.code(), bias: at.bias, aux: at.aux };
         let Self { transposed, tf32, .. } = *self;
         let batch = i32::try_from(self.batch).unwrap_or(i32::MAX);
-        let scales = at.scales;
-        Description { a: self.a(), b: self.b(), d: self.d(), batch, transposed, tf32, epilogue, scales }
+        let (scales, fast_sums) = (at.scales, self.fast_sums);
+        Description {
+            a: self.a(),
+            b: self.b(),
+            d: self.d(),
+            batch,
+            transposed,
+            tf32,
+            epilogue,
+            scales,
+            fast_sums,
+        }
     }
 
     /// Whether the library can be asked: sizes it takes, and the leading dimension GELU's side matrix needs.
@@ -245,6 +257,9 @@ impl fmt::Display for Problem {
         write!(f, "->{output}")?;
         if self.tf32 {
             write!(f, " tf32")?;
+        }
+        if self.fast_sums {
+            write!(f, " fast")?;
         }
         match self.extra {
             Extra::None => {}

@@ -2,13 +2,14 @@
 
 use super::linear::library_scaled;
 use super::lower::Lower;
+use super::norm::ResidualNorm;
 use crate::args::{Args, Grid};
 use crate::device::FP8_COMPUTE;
 use crate::gemm::{At, Extra, Problem, Sizes, spec as bias_spec};
-use crate::kernels::{Spec, Value};
+use crate::kernels::Spec;
 use crate::{Error, Result};
 use ironhorse_core::op::{Act, Amax, MatmulFp8, Quantize, ScaleUpdate};
-use ironhorse_core::{DType, Fp8};
+use ironhorse_core::{DType, Fp8, Slot};
 
 /// The side of the tile of a block of fp8/quantize.cu.
 const TILE: usize = 128;
@@ -16,12 +17,16 @@ const THREADS: u32 = 256;
 /// The most blocks of `amax`: enough to fill any GPU.
 const AMAX_BLOCKS: usize = 1056;
 
-fn spec(act: DType, format: Fp8) -> Result<Spec> {
-    let name = match format {
+/// What kernels call a format.
+fn format_name(format: Fp8) -> &'static str {
+    match format {
         Fp8::E4M3 => "E4M3",
         Fp8::E5M2 => "E5M2",
-    };
-    Ok(Spec::act("fp8/quantize.cu", act)?.define("FORMAT", Value::Word(name)))
+    }
+}
+
+fn spec(act: DType, format: Fp8) -> Result<Spec> {
+    Ok(Spec::act("fp8/quantize.cu", act)?.define("FORMAT", format_name(format)))
 }
 
 pub(crate) fn amax(cx: &mut Lower<'_>, op: &Amax) -> Result<()> {
@@ -49,6 +54,9 @@ pub(crate) fn quantize(cx: &mut Lower<'_>, op: &Quantize) -> Result<()> {
             let what = format!("quantize: the result is {}, expected {}", slot.dtype, op.format);
             return Err(Error::Unsupported(what));
         }
+    }
+    if with_norm(cx, op)? {
+        return Ok(());
     }
     let (rows, cols) = (op.inp.shape.rows(), op.inp.shape.cols());
     let tiles = [cols.div_ceil(TILE), rows.div_ceil(TILE)];
@@ -80,6 +88,49 @@ pub(crate) fn quantize(cx: &mut Lower<'_>, op: &Quantize) -> Result<()> {
     cx.launch(&spec, "bias_finish", Grid::linear(cols.div_ceil(32), 1024), args)
 }
 
+/// Computes a tensor in 8 bits together with the norm that it is the result of, if that was the last launch: the same bits in one pass.
+/// `false` if it is not so, or if the kernel does not take the rows.
+fn with_norm(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
+    let (Some(out), Some(out_t), Some(seen)) = (op.out, op.out_t, op.seen) else { return Ok(false) };
+    let Some(norm) = norm_ahead(cx, op) else { return Ok(false) };
+    // While some blocks write, others still read the terms of the sum.
+    let mut written = [out, out_t, op.inverse, seen].into_iter();
+    let apart = written.all(|to| ![norm.a, norm.b].iter().any(|from| from.overlaps(&to)));
+    let Some((kernel, grid)) = norm.fp8(format_name(op.format))?.filter(|_| apart) else { return Ok(false) };
+    cx.out.pop(); // the norm's launch
+    let args = cx.pointers(&[out, out_t, op.inverse, seen, op.amax])?;
+    let [residual, of_norm, rest @ ..] = norm.slots();
+    let of_norm = of_norm.filter(|slot| is_read_later(cx, *slot));
+    let args = cx.append(cx.append(args, &[residual, of_norm])?, &rest)?.f32(norm.eps);
+    let args = args.u32s([norm.a.shape.rows(), norm.a.shape.cols()]);
+    let args = args.u32(op.margin as u32).u32(op.unknown as u32);
+    cx.launch(&kernel.spec, kernel.name, grid, args)?;
+    Ok(true)
+}
+
+/// The norm whose result is quantised as it is, if its launch is the last one.
+fn norm_ahead(cx: &Lower<'_>, op: &Quantize) -> Option<ResidualNorm> {
+    let index = cx.op.checked_sub(1).filter(|&index| cx.out.last().is_some_and(|last| last.op == index))?;
+    let norm = ResidualNorm::of(&cx.program.nodes()[index].op)?;
+    let plain = op.act.is_none() && op.pre.is_none() && op.d_bias.is_none();
+    (plain && norm.out == op.inp).then_some(norm)
+}
+
+/// Whether an op after the one being lowered reads this memory before another one overwrites it.
+fn is_read_later(cx: &Lower<'_>, slot: Slot) -> bool {
+    for node in &cx.program.nodes()[cx.op + 1..] {
+        let args = node.op.args();
+        let touching = || args.iter().filter(|arg| arg.slot.overlaps(&slot));
+        if touching().any(|arg| arg.access.reads()) {
+            return true;
+        }
+        if touching().any(|arg| arg.access.writes()) {
+            return false;
+        }
+    }
+    false
+}
+
 pub(crate) fn matmul_fp8(cx: &mut Lower<'_>, op: &MatmulFp8) -> Result<()> {
     if !cx.device.info.has_fp8() {
         let ((least, under), (major, minor)) = (FP8_COMPUTE, cx.device.info.compute);
@@ -105,7 +156,7 @@ pub(crate) fn matmul_fp8(cx: &mut Lower<'_>, op: &MatmulFp8) -> Result<()> {
     let bias = cx.optional(op.bias)?;
     let at = At { a: cx.ptr(op.b)?, b: cx.ptr(op.a)?, d, bias, scales, ..At::default() };
     let extra = if bias == 0 { Extra::None } else { Extra::Bias };
-    let problem = Problem::fp8(&sizes, op.a.dtype, &at).extra(extra).adds(adds);
+    let problem = Problem::fp8(&sizes, op.a.dtype, op.fast, &at).extra(extra).adds(adds);
     if library_scaled(cx, "matmul_fp8", &problem, &at, [1.0, if adds { 1.0 } else { 0.0 }])? {
         return Ok(());
     }

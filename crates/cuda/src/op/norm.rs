@@ -3,7 +3,7 @@
 use super::lower::Lower;
 use crate::Result;
 use crate::args::{Args, Grid};
-use crate::kernels::Spec;
+use crate::kernels::{Kernel, Spec};
 use ironhorse_core::op::{
     Accum, Gain, LayerNormApply, LayerNormBwd, LayerNormFwd, Op, ResidualLayerNormFwd, ResidualRmsNormFwd,
     RmsNormApply, RmsNormBwd, RmsNormFwd,
@@ -25,6 +25,10 @@ const FAST_CENTRED: usize = 5120;
 const WARP_ROW: usize = 3072;
 /// The most rows that get a block each whatever their width.
 const FEW: usize = 8;
+/// `ROWS` of norm/fp8.cu.
+const FP8_ROWS: usize = 32;
+/// Widths of which so many rows fit the shared memory of a block, several times on a multiprocessor.
+const FP8_WIDTHS: std::ops::RangeInclusive<usize> = 256..=2048;
 /// The most partial rows of column sums on the path for any width.
 const MOST_PARTIALS: usize = 512;
 
@@ -117,6 +121,11 @@ impl Norm {
         Ok(self.spec("norm/bwd.cu", [act, weight], width)?.typed("GRAD", grad)?.define("WARPS", warps as u32))
     }
 
+    /// norm/fp8.cu in bf16.
+    fn fp8_spec(&self, width: usize, format: &'static str) -> Result<Spec> {
+        Ok(self.spec("norm/fp8.cu", [DType::BF16; 2], width)?.define("FORMAT", format))
+    }
+
     /// Of these widths.
     fn specs(&self, widths: &[usize]) -> Vec<Spec> {
         use DType::{BF16, F32};
@@ -128,6 +137,7 @@ impl Norm {
                 }
                 specs.extend(self.bwd_spec(types, width));
             }
+            specs.extend(self.fp8_spec(width, "E4M3").ok().filter(|_| FP8_WIDTHS.contains(&width)));
         }
         specs.dedup();
         specs
@@ -270,6 +280,22 @@ impl ResidualNorm {
     pub fn slots(&self) -> [Option<Slot>; 8] {
         let Self { residual, out, mean, rstd, a, b, weight, bias, .. } = *self;
         [Some(residual), Some(out), mean, Some(rstd), Some(a), Some(b), Some(weight), bias]
+    }
+
+    /// The kernel of norm/fp8.cu, which rounds the result to 8 bits as well; `None` for rows that it does not take.
+    pub fn fp8(&self, format: &'static str) -> Result<Option<(Kernel, Grid)>> {
+        let (rows, width) = (self.a.shape.rows(), self.a.shape.cols());
+        let (norm, kernel) = match self.mean {
+            Some(_) => (LAYER, "residual_layernorm_fwd_fp8"),
+            None => (rms(self.gain), "residual_rmsnorm_fwd_fp8"),
+        };
+        let types = [self.a.dtype, self.weight.dtype];
+        let takes = norm.is_fast(width) && FP8_WIDTHS.contains(&width) && rows.is_multiple_of(FP8_ROWS);
+        if !takes || rows == 0 || types != [DType::BF16; 2] {
+            return Ok(None);
+        }
+        let grid = Grid::linear(rows / FP8_ROWS, 32 * FWD_WARPS as u32).shared(FP8_ROWS * width);
+        Ok(Some((norm.fp8_spec(width, format)?.kernel(kernel), grid)))
     }
 
     /// Whether its kernel is that of norm/row_block.cuh.

@@ -5,6 +5,7 @@ mod any_shape;
 mod bad_run;
 mod bad_step;
 mod counted;
+mod fp8;
 mod lora;
 mod muon;
 mod ops;

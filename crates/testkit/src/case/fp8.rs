@@ -8,11 +8,17 @@ use ironhorse_core::{Fp8, Precision};
 pub const FP8_OPS: &[&str] = &["amax", "quantize", "matmul_fp8", "scale_update"];
 
 /// (rows, columns) of tensors
-const SHAPES: [[usize; 2]; 7] =
-    [[16, 16], [48, 32], [128, 128], [144, 272], [272, 144], [0, 32], [1024, 48]];
+const SHAPES: [[usize; 2]; 7] = [[16, 16], [48, 32], [128, 128], [144, 272], [272, 144], [0, 32], [1024, 48]];
 /// (M, N, K)
-const PRODUCTS: [[usize; 3]; 7] =
-    [[16, 16, 16], [48, 80, 32], [128, 256, 128], [144, 272, 400], [16, 3072, 64], [64, 48, 2048], [256, 768, 768]];
+const PRODUCTS: [[usize; 3]; 7] = [
+    [16, 16, 16],
+    [48, 80, 32],
+    [128, 256, 128],
+    [144, 272, 400],
+    [16, 3072, 64],
+    [64, 48, 2048],
+    [256, 768, 768],
+];
 
 pub(super) fn cases(p: Precision) -> Vec<Case> {
     let mut cases = Vec::new();
@@ -26,7 +32,9 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     }
     cases.extend([amax(p, [48, 32], Some(f32::NAN)), amax(p, [48, 32], Some(f32::NEG_INFINITY))]);
     for format in Fp8::ALL {
-        for (name, known) in [("none", 0.0), ("infinite", f32::INFINITY), ("too small", 0.25), ("tiny", 1e-30)] {
+        for (name, known) in
+            [("none", 0.0), ("infinite", f32::INFINITY), ("too small", 0.25), ("tiny", 1e-30)]
+        {
             cases.push(quantize(p, [48, 32], format, Form { amax: (name, Some(known)), ..FORMS[0] }));
         }
         cases.push(quantize(p, [48, 32], format, Form { wild: true, seen: Some(1.0), ..FORMS[0] }));
@@ -37,8 +45,8 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     }
     for (i, shape) in PRODUCTS.into_iter().enumerate() {
         for formats in [[Fp8::E4M3; 2], [Fp8::E4M3, Fp8::E5M2], [Fp8::E5M2, Fp8::E4M3]] {
-            cases.push(matmul(p, shape, formats, (i % 2 == 0, false), (Accum::Write, 0)));
-            cases.extend(ACCUMS.map(|accum| matmul(p, shape, formats, (false, true), accum)));
+            cases.push(matmul(p, shape, formats, (i % 2 == 0, false), (Accum::Write, 0), true));
+            cases.extend(ACCUMS.map(|accum| matmul(p, shape, formats, (false, true), accum, false)));
         }
     }
     cases
@@ -81,8 +89,17 @@ struct Form {
     wild: bool,
 }
 
-const PLAIN: Form =
-    Form { act: None, back: false, rows: true, columns: true, d_bias: None, margin: 0, seen: None, amax: ("known", None), wild: false };
+const PLAIN: Form = Form {
+    act: None,
+    back: false,
+    rows: true,
+    columns: true,
+    d_bias: None,
+    margin: 0,
+    seen: None,
+    amax: ("known", None),
+    wild: false,
+};
 const FORMS: [Form; 9] = [
     PLAIN,
     Form { columns: false, margin: 1, seen: Some(0.0), ..PLAIN },
@@ -111,7 +128,9 @@ fn quantize(p: Precision, [rows, cols]: [usize; 2], format: Fp8, form: Form) -> 
     let Form { act, back, rows: has_rows, columns, d_bias, margin, seen, amax: (known, amax), wild } = form;
     let of = act.map_or("itself".into(), |act| format!("{act} back {back}"));
     let sums = d_bias.map_or(String::new(), |(accum, micro_step)| format!(" d_bias {accum:?} {micro_step}"));
-    let name = format!("{rows}x{cols} {format} of {of}, rows {has_rows} columns {columns} margin {margin}{sums} amax {known} seen {seen:?} wild {wild}");
+    let name = format!(
+        "{rows}x{cols} {format} of {of}, rows {has_rows} columns {columns} margin {margin}{sums} amax {known} seen {seen:?} wild {wild}"
+    );
     let mut kit = Kit::with_precision(p, name);
     let (accum, micro_step) = d_bias.unwrap_or((Accum::Write, 0));
     kit.scalars.micro_step = micro_step;
@@ -138,7 +157,21 @@ fn quantize(p: Precision, [rows, cols]: [usize; 2], format: Fp8, form: Form) -> 
         kit.set(slot, vec![seen]);
         slot
     });
-    kit.finish(Quantize { out, out_t, inverse, d_bias, inp, pre, amax: bound, seen, act, format, margin, unknown: 3, accum })
+    kit.finish(Quantize {
+        out,
+        out_t,
+        inverse,
+        d_bias,
+        inp,
+        pre,
+        amax: bound,
+        seen,
+        act,
+        format,
+        margin,
+        unknown: 3,
+        accum,
+    })
 }
 
 fn matmul(
@@ -147,9 +180,12 @@ fn matmul(
     formats: [Fp8; 2],
     (bias, gradient): (bool, bool),
     (accum, micro_step): (Accum, u32),
+    fast: bool,
 ) -> Case {
     let [of_a, of_b] = formats;
-    let name = format!("{m}x{n}x{k} {of_a} {of_b} bias {bias} gradient {gradient} {accum:?} {micro_step}");
+    let name = format!(
+        "{m}x{n}x{k} {of_a} {of_b} bias {bias} gradient {gradient} {accum:?} {micro_step} fast {fast}"
+    );
     let mut kit = Kit::with_precision(p, name);
     kit.scalars.micro_step = micro_step;
     kit.large = m * n * k > 10_000_000;
@@ -166,5 +202,5 @@ fn matmul(
         kit.set(slot, vec![inverse]);
         slot
     });
-    kit.finish(MatmulFp8 { out, bias, a, b, a_inverse, b_inverse, accum })
+    kit.finish(MatmulFp8 { out, bias, a, b, a_inverse, b_inverse, accum, fast })
 }

@@ -56,7 +56,8 @@ pub(super) fn quantize(pools: &mut Pools, op: &Quantize, step: Step<'_>) -> Resu
         pools.write(out, &q)?;
     }
     if let Some(out_t) = op.out_t {
-        let turned: Vec<f64> = (0..cols).flat_map(|c| (0..rows).map(move |r| (r, c))).map(|(r, c)| q[r * cols + c]).collect();
+        let turned: Vec<f64> =
+            (0..cols).flat_map(|c| (0..rows).map(move |r| (r, c))).map(|(r, c)| q[r * cols + c]).collect();
         pools.write(out_t, &turned)?;
     }
     Ok(())
@@ -128,7 +129,16 @@ mod tests {
             slot
         });
         let out = kit.slot([16, 16]);
-        let case = kit.finish(MatmulFp8 { out, bias: None, a, b, a_inverse, b_inverse, accum: Accum::Write });
+        let case = kit.finish(MatmulFp8 {
+            out,
+            bias: None,
+            a,
+            b,
+            a_inverse,
+            b_inverse,
+            accum: Accum::Write,
+            fast: false,
+        });
         // (3·0.5 + 4·6)/8
         case.expect_f64(out, &first(&[3.1875]).iter().map(|&x| x.into()).collect::<Vec<f64>>());
     }

@@ -200,7 +200,9 @@ impl Engine for OracleEngine {
                 data.iter().map(|&value| bf16_to_f32(f32_to_bf16(value)).into()).collect()
             }
             HostSlice::F32(data) => match slot.dtype {
-                DType::F8(format) => data.iter().map(|&value| format.decode(format.encode(value)).into()).collect(),
+                DType::F8(format) => {
+                    data.iter().map(|&value| format.decode(format.encode(value)).into()).collect()
+                }
                 _ => data.iter().map(|&value| value.into()).collect(),
             },
             HostSlice::I32(data) => data.iter().map(|&value| value.into()).collect(),

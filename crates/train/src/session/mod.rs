@@ -21,8 +21,8 @@ use crate::model::{Adapted, Lora, ModelConfig, Recompute, StepOptions, Sums};
 use crate::{Error, Result};
 use ironhorse_core::op::Op;
 use ironhorse_core::{
-    DType, DropRate, Engine, EngineExt, Layout, Param, Pending, Pool, Precision, Program, Scalars, Section, Shape, Slot,
-    Timed, TokenChoice, bf16_to_f32, split_master,
+    DType, DropRate, Engine, EngineExt, Layout, Param, Pending, Pool, Precision, Program, Scalars, Section,
+    Shape, Slot, Timed, TokenChoice, bf16_to_f32, split_master,
 };
 
 /// Which programs a session is made for.

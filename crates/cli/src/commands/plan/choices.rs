@@ -1,6 +1,6 @@
 //! Every choice that changes the memory of a run: what it needs by category, whether it fits, and which to take.
 
-use crate::args::{Dtype, FlagValue, MasterArg, MomentsArg, OptimizerArg, RecomputeArg, ScalesArg, StateArgs};
+use crate::args::{Dtype, FlagValue, Fp8Args, MasterArg, MomentsArg, OptimizerArg, RecomputeArg, StateArgs};
 use crate::hardware::human_bytes;
 use anyhow::Result;
 use clap::ValueEnum;
@@ -17,7 +17,7 @@ pub struct Asked<'a> {
     pub sums: Option<Sums>,
     pub dtype: Dtype,
     pub optimizer: OptimizerArg,
-    pub fp8_scales: ScalesArg,
+    pub fp8: Fp8Args,
     pub dropout: DropRate,
     /// What may be used, where that is known.
     pub room: Option<u64>,
@@ -68,7 +68,7 @@ impl Asked<'_> {
         let mut choices = Vec::new();
         for &master in MasterArg::value_variants() {
             for &moments in MomentsArg::value_variants() {
-                let state = StateArgs { optimizer: self.optimizer, master, moments, fp8_scales: self.fp8_scales };
+                let state = StateArgs { optimizer: self.optimizer, master, moments, fp8: self.fp8 };
                 let has =
                     |level: RecomputeArg| level != RecomputeArg::Experts || self.model.config.has_experts();
                 for &recompute in RecomputeArg::value_variants().iter().filter(|&&level| has(level)) {

@@ -49,6 +49,7 @@ fn state() -> TrainerState {
         validated: Some(Best { step: 42, val_loss: 0.2 }),
         bad_in_a_row: 2,
         rolled_back_from: Some(39),
+        scale_bits: vec![0x3f80_0000, 0x0000_0001],
         settings: json!({"lr": 0.1 + 0.2}),
     }
 }

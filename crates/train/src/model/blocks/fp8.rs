@@ -81,7 +81,10 @@ impl Blocks {
         let Some(products) = self.fp8 else { return false };
         let sizes = [self.tokens(), p.weight.shape.rows(), p.weight.shape.cols()];
         let fits = sizes.iter().all(|size| size.is_multiple_of(MULTIPLE));
-        fits && !p.exact && p.adapter.is_none() && !is_frozen(p.weight) && (name != "lm_head" || products.head)
+        fits && !p.exact
+            && p.adapter.is_none()
+            && !is_frozen(p.weight)
+            && (name != "lm_head" || products.head)
     }
 
     /// `out = inp · weightᵀ + bias`; with `act`, of the activation of `inp`.
@@ -105,7 +108,8 @@ impl Blocks {
         };
         let inp = self.quantize(Source { act, ..Source::plain(inp, Kind::Activation, Fp8::E4M3) })?;
         let weight = self.quantize(Source::plain(p.weight, Kind::Weight, Fp8::E4M3))?;
-        self.b.push(product(out, [inp.rows, weight.rows], [inp, weight], Accum::Write, p.bias))?;
+        let forward = product(out, [inp.rows, weight.rows], [inp, weight], Accum::Write);
+        self.b.push(MatmulFp8 { bias: p.bias, fast: true, ..forward })?;
         self.saved_fp8.insert(name.into(), SavedFp8 { inp, weight });
         Ok(())
     }
@@ -133,11 +137,12 @@ impl Blocks {
             other => other,
         };
         let d_bias = p.bias.map(|bias| self.b.grad(bias));
-        let d_out = self.quantize(Source { pre, d_bias, ..Source::plain(d_out, Kind::Gradient, gradients) })?;
+        let d_out =
+            self.quantize(Source { pre, d_bias, ..Source::plain(d_out, Kind::Gradient, gradients) })?;
         let accum = Accum::FirstWrites;
         let d_weight = self.b.grad(p.weight);
-        self.b.push(product(d_weight, [d_out.columns, inp.columns], [d_out, inp], accum, None))?;
-        self.b.push(product(d_inp, [d_out.rows, weight.columns], [d_out, weight], Accum::Write, None))?;
+        self.b.push(product(d_weight, [d_out.columns, inp.columns], [d_out, inp], accum))?;
+        self.b.push(product(d_inp, [d_out.rows, weight.columns], [d_out, weight], Accum::Write))?;
         Ok(())
     }
 
@@ -193,7 +198,7 @@ impl Blocks {
 }
 
 /// `out (+)= a · bᵀ` of tensors in 8 bits, whose rows or columns `[a, b]` are.
-fn product(out: Slot, [a, b]: [Slot; 2], of: [Quantized; 2], accum: Accum, bias: Option<Slot>) -> MatmulFp8 {
+fn product(out: Slot, [a, b]: [Slot; 2], of: [Quantized; 2], accum: Accum) -> MatmulFp8 {
     let [a_inverse, b_inverse] = of.map(|tensor| tensor.inverse);
-    MatmulFp8 { out, bias, a, b, a_inverse, b_inverse, accum }
+    MatmulFp8 { out, bias: None, a, b, a_inverse, b_inverse, accum, fast: false }
 }

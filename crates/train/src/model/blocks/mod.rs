@@ -18,7 +18,10 @@ pub(super) use preference::PairIo;
 use super::TensorSpec;
 use crate::{Error, Result};
 use ironhorse_core::op::{Accum, Argmax, CrossEntropy, EmbeddingBwd, EmbeddingFwd, Gain, LossMean};
-use ironhorse_core::{Builder, DType, Fp8Products, Fp8Scales, Precision, Program, Section, Shape, Slot, bf16_to_f32, f32_to_bf16};
+use ironhorse_core::{
+    Builder, DType, Fp8Products, Fp8Scales, Precision, Program, Section, Shape, Slot, bf16_to_f32,
+    f32_to_bf16,
+};
 use std::collections::HashMap;
 
 /// What a forward is for.
@@ -189,6 +192,9 @@ impl Blocks {
     /// not matter which rank computes it, or when.
     pub fn train_in_fp8(&mut self, sums: bool) {
         self.fp8 = self.b.precision().fp8;
+        if self.fp8.is_some() {
+            self.b.keep_activations(1); // an engine can compute a norm together with the tensor in 8 bits made of it
+        }
         if let Some(fp8) = self.fp8.as_mut().filter(|_| sums) {
             fp8.scales = Fp8Scales::Current;
         }
@@ -349,7 +355,12 @@ impl Blocks {
     }
 
     pub fn logits(&mut self, inp: Slot, logits: Slot, head: Slot) -> Result<()> {
-        self.linear_into("lm_head", logits, inp, Linear { weight: head, bias: None, adapter: None, exact: false })?;
+        self.linear_into(
+            "lm_head",
+            logits,
+            inp,
+            Linear { weight: head, bias: None, adapter: None, exact: false },
+        )?;
         self.b.name("logits", logits);
         Ok(())
     }

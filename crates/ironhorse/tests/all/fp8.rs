@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
 use ironhorse::core::op::{Op, Quantize};
-use ironhorse::core::{DType, Engine, EngineExt, Fp8, Fp8Products, Fp8Scales, Precision, Program, Result, Scalars, Section, Slot};
+use ironhorse::core::{
+    DType, Engine, EngineExt, Fp8, Fp8Products, Fp8Scales, Precision, Program, Result, Scalars, Section, Slot,
+};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::model::{ModelConfig, Recompute};
 use ironhorse::train::rng::Rng;
@@ -24,11 +26,14 @@ fn rounding(threads: usize) -> Box<dyn Engine> {
 /// A GPT-2 with each activation, a Llama, and a mixture whose experts stay in bf16.
 fn models() -> [ModelConfig; 4] {
     let gpt2 = format!("n_layer=2,n_head=4,n_embd=48,vocab_size={VOCAB},max_seq_len=32");
-    let llama = format!("kind=llama,hidden=48,layers=2,heads=4,kv_heads=2,head_dim=16,ffn=80,vocab={VOCAB},context=32");
+    let llama = format!(
+        "kind=llama,hidden=48,layers=2,heads=4,kv_heads=2,head_dim=16,ffn=80,vocab={VOCAB},context=32"
+    );
     let experts = format!(
         "hidden=48,layers=1,heads=4,kv_heads=2,head_dim=16,ffn=32,vocab={VOCAB},context=32,experts=16,top_k=2,aux_alpha=0.1"
     );
-    [gpt2.clone(), format!("{gpt2},act=relu2"), llama, experts].map(|sizes| ModelConfig::parse(&sizes).unwrap())
+    [gpt2.clone(), format!("{gpt2},act=relu2"), llama, experts]
+        .map(|sizes| ModelConfig::parse(&sizes).unwrap())
 }
 
 fn session(config: ModelConfig, engine: Box<dyn Engine>, precision: Precision) -> Session {
@@ -134,6 +139,9 @@ fn lockstep_passes_and_quantisers_agree_to_the_bit() {
     for config in models() {
         let report = lockstep(config, rounding(1), Precision::BF16.with_fp8(HEAD));
         assert!(report.passed(), "{report}");
+        // with f32 gradients nothing that they write is rounded to bf16
+        let report = lockstep(config, rounding(1), Precision::BF16_F32_GRADS.with_fp8(HEAD));
+        assert!(report.passed(), "{report}");
         for kind in report.kinds.iter().filter(|kind| ["amax", "quantize"].contains(&kind.op)) {
             assert_eq!(kind.worst, 0.0, "{report}");
         }
@@ -175,7 +183,11 @@ fn every_damage_of_a_quantiser_is_found_at_its_op() {
     let precision = Precision::BF16.with_fp8(HEAD);
     let program = config.training(BATCH, Recompute::None, precision).unwrap();
     let double: fn(&mut [f32], usize) = |values, _| values[0] *= 2.0;
-    let tiles: fn(&mut [f32], usize) = |values, cols| (0..16).for_each(|i| values.swap(i, 16 * cols + i));
+    // the last ones: at first the gradients of queries and keys are so much smaller than those of values that they are 0 in 8 bits
+    let tiles: fn(&mut [f32], usize) = |values, cols| {
+        let last = values.len() - 16;
+        (last..last + 16).for_each(|i| values.swap(i, i - 16 * cols));
+    };
     let next: fn(&mut [f32], usize) = |values, _| {
         let at = values.iter().position(|x| *x != 0.0).unwrap();
         values[at] *= -1.0;
@@ -184,8 +196,19 @@ fn every_damage_of_a_quantiser_is_found_at_its_op() {
     for (i, node) in program.nodes().iter().enumerate() {
         let damages: Vec<(Slot, fn(&mut [f32], usize))> = match node.op {
             Op::Amax(op) => vec![(op.amax, double)],
-            Op::Quantize(Quantize { out: Some(out), out_t: Some(out_t), inverse, .. }) => {
+            Op::Quantize(Quantize {
+                out: Some(out),
+                out_t: Some(out_t),
+                inverse,
+                act: None,
+                pre: None,
+                ..
+            }) => {
                 vec![(inverse, double), (out, tiles), (out_t, tiles), (out_t, next)]
+            }
+            // of an activation single elements may differ, by the distance of neighbouring numbers
+            Op::Quantize(Quantize { out: Some(out), out_t: Some(out_t), inverse, .. }) => {
+                vec![(inverse, double), (out, tiles), (out_t, tiles)]
             }
             Op::MatmulFp8(op) => vec![(op.out, tiles)],
             _ => continue,
@@ -194,10 +217,16 @@ fn every_damage_of_a_quantiser_is_found_at_its_op() {
         if i % 7 != 0 {
             continue;
         }
-        for (slot, by) in damages {
+        for (number, (slot, by)) in damages.into_iter().enumerate() {
             let engine = Wrapped { inner: rounding(1), hook: Damage { op: i, slot, by } };
             let report = lockstep(config, Box::new(engine), precision);
-            let first = report.first_wrong.as_ref().unwrap_or_else(|| panic!("op {i} passes\n{report}"));
+            let first = report.first_wrong.as_ref().unwrap_or_else(|| {
+                panic!(
+                    "damage {number} of op {i}, {} at {}, passes\n{report}",
+                    node.op.name(),
+                    program.origin(node)
+                )
+            });
             assert_eq!((first.index, first.op), (i, node.op.name()));
             found += 1;
         }
@@ -212,7 +241,14 @@ fn what_is_not_finite_stops_the_update() {
     let [config, ..] = models();
     for bad in [f32::INFINITY, f32::NAN] {
         let mut session = session(config, rounding(1), Precision::BF16.with_fp8(BLOCKS));
-        let weight = session.train_program().unwrap().params().iter().find(|p| p.name.ends_with("c_fc.weight")).unwrap().weight;
+        let weight = session
+            .train_program()
+            .unwrap()
+            .params()
+            .iter()
+            .find(|p| p.name.ends_with("c_fc.weight"))
+            .unwrap()
+            .weight;
         let one = Slot { shape: [1].into(), ..weight };
         assert_eq!(weight.dtype, DType::BF16);
         session.engine().write_f32(one, &[bad]).unwrap();
