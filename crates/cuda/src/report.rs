@@ -2,6 +2,7 @@
 
 pub use crate::device::Peer;
 
+use crate::device::FP8_COMPUTE;
 use crate::ffi::library::{self, Kind, Open};
 use crate::ffi::nccl::version_text;
 use crate::{Attention, DeviceInfo, Result};
@@ -78,10 +79,15 @@ pub fn choices(device: &DeviceInfo, libraries: &[LibraryReport]) -> Vec<(&'stati
         (true, _) => "cuDNN for bf16, our kernels for f32 and for shapes it refuses",
         (false, _) => "our flash-attention kernels (cuDNN is missing)",
     };
+    let fp8 = match (device.has_fp8(), FP8_COMPUTE) {
+        (true, _) => "cuBLASLt, in training with --dtype fp8".into(),
+        (false, (major, minor)) => format!("none: they need compute capability {major}.{minor} or newer"),
+    };
     let timings = if has(library::CUPTI) { "CUPTI" } else { "events around each launch (CUPTI is missing)" };
     vec![
         ("kernels", format!("compiled by NVRTC for {}", device.arch())),
         ("products", "cuBLASLt, the fastest algorithm found for each shape".into()),
+        ("8-bit products", fp8),
         ("attention", attention.into()),
         ("timings", timings.into()),
     ]
