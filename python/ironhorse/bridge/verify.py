@@ -120,7 +120,7 @@ def verify(
     model: PathLike | None = None,
     state: PathLike | None = None,
     device: str = "cpu",
-    dtype: Literal["f32", "tf32", "bf16"] = "f32",
+    dtype: Literal["f32", "tf32", "bf16", "fp8", "fp8-head"] = "f32",
     steps: int | None = None,
     tolerance: float = 1e-5,
     loss_tolerance: float = 1e-6,

@@ -148,11 +148,14 @@ fn lockstep_passes_and_quantisers_agree_to_the_bit() {
     }
 }
 
+/// Changes values that are rows of so many columns.
+type Change = fn(&mut [f32], usize);
+
 /// Damages what an op has written.
 struct Damage {
     op: usize,
     slot: Slot,
-    by: fn(&mut [f32], usize),
+    by: Change,
 }
 
 impl Hook<dyn Engine> for Damage {
@@ -182,19 +185,19 @@ fn every_damage_of_a_quantiser_is_found_at_its_op() {
     let [config, ..] = models();
     let precision = Precision::BF16.with_fp8(HEAD);
     let program = config.training(BATCH, Recompute::None, precision).unwrap();
-    let double: fn(&mut [f32], usize) = |values, _| values[0] *= 2.0;
+    let double: Change = |values, _| values[0] *= 2.0;
     // the last ones: at first the gradients of queries and keys are so much smaller than those of values that they are 0 in 8 bits
-    let tiles: fn(&mut [f32], usize) = |values, cols| {
+    let tiles: Change = |values, cols| {
         let last = values.len() - 16;
         (last..last + 16).for_each(|i| values.swap(i, i - 16 * cols));
     };
-    let next: fn(&mut [f32], usize) = |values, _| {
+    let next: Change = |values, _| {
         let at = values.iter().position(|x| *x != 0.0).unwrap();
         values[at] *= -1.0;
     };
     let mut found = 0;
     for (i, node) in program.nodes().iter().enumerate() {
-        let damages: Vec<(Slot, fn(&mut [f32], usize))> = match node.op {
+        let damages: Vec<(Slot, Change)> = match node.op {
             Op::Amax(op) => vec![(op.amax, double)],
             Op::Quantize(Quantize {
                 out: Some(out),
@@ -257,5 +260,39 @@ fn what_is_not_finite_stops_the_update() {
         assert!(!loss.is_finite() && !norm.is_finite(), "{loss} {norm}");
         let program = session.train_program().unwrap();
         assert!(!program.range(Section::Update).is_empty());
+    }
+}
+
+/// A run that goes on from its weights, moments and scales equals one that was not interrupted; without the scales it does not.
+#[test]
+fn scales_are_part_of_what_a_run_resumes_from() {
+    let (x, y) = tokens();
+    let [config, ..] = models();
+    let precision = Precision::BF16.with_fp8(HEAD);
+    let step = |session: &mut Session, at: u32| {
+        session.micro_step(&x, &y, &scalars(at)).unwrap();
+        session.update(&scalars(at)).unwrap()
+    };
+    let mut whole = session(config, rounding(1), precision);
+    for at in 1..=3 {
+        step(&mut whole, at);
+    }
+    let scales = whole.scales().unwrap();
+    assert!(scales.len() == 2 * 8 + 2 && scales.iter().all(|scale| *scale > 0.0), "{scales:?}");
+    let slots = whole.state_slots().unwrap();
+    let params = whole.train_program().unwrap().flat(ironhorse::core::Pool::Params);
+    let mut state: Vec<(Slot, Vec<u8>)> =
+        slots.into_iter().chain([params]).map(|slot| (slot, vec![0; slot.bytes()])).collect();
+    for (slot, bytes) in &mut state {
+        whole.engine().read_bytes(*slot, bytes).unwrap();
+    }
+    let expected = step(&mut whole, 4);
+    for (known, same) in [(&scales[..], true), (&[], false)] {
+        let mut resumed = session(config, rounding(1), precision);
+        for (slot, bytes) in &state {
+            resumed.engine().write_bytes(*slot, bytes).unwrap();
+        }
+        assert_eq!(resumed.set_scales(known).unwrap(), same);
+        assert_eq!(step(&mut resumed, 4) == expected, same);
     }
 }

@@ -5,7 +5,8 @@
 use ironhorse::core::op::Op;
 use ironhorse::core::ranks::{Turn, turns};
 use ironhorse::core::{
-    Communicator, EngineExt, Optimizer, Place, Pool, Precision, Scalars, Section, Shard, host_memory,
+    Communicator, EngineExt, Fp8, Fp8Products, Fp8Scales, Optimizer, Place, Pool, Precision, Scalars, Section,
+    Shard, host_memory,
 };
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::model::{Lora, ModelConfig, Sums, Targets};
@@ -14,7 +15,7 @@ use ironhorse::train::session::{Batch, Session, SessionSpec};
 use ironhorse_testkit::thread_ranks;
 use std::sync::Arc;
 
-const SHAPE: (usize, usize) = (1, 12);
+const SHAPE: (usize, usize) = (1, 16);
 const STEPS: u32 = 3;
 
 #[derive(Clone, Copy)]
@@ -28,13 +29,14 @@ struct Job {
     machine: usize,
     /// Pieces of a bucket; the usual bucket is larger than the models of these tests.
     bucket: usize,
+    fp8: Option<Fp8Products>,
 }
 
 impl Job {
     fn of(model: &str) -> Self {
         let config = ModelConfig::parse(model).unwrap();
         let (optimizer, shard) = (Optimizer::AdamW, Shard::State);
-        Self { config, lora: None, optimizer, accumulate: 4, shard, machine: 1, bucket: 1 }
+        Self { config, lora: None, optimizer, accumulate: 4, shard, machine: 1, bucket: 1, fp8: None }
     }
 
     fn sums(&self, place: Place) -> Sums {
@@ -60,7 +62,7 @@ struct Outcome {
 fn session(job: Job, ranks: Arc<dyn Communicator>) -> Session {
     let place = ranks.place();
     let sums = Some(job.sums(place));
-    let precision = Precision::F32.with_optimizer(job.optimizer);
+    let precision = Precision { fp8: job.fp8, ..Precision::F32.with_optimizer(job.optimizer) };
     let spec = SessionSpec { train: Some(SHAPE), lora: job.lora, sums, precision, ..SessionSpec::default() };
     let mut session = Session::new(Box::new(CpuEngine::new(1)), job.config, &spec).unwrap();
     session.join(ranks).unwrap();
@@ -158,6 +160,15 @@ const MIXTURE: &str =
 #[test]
 fn a_gpt2_is_the_same_in_any_world() {
     check(Job::of(GPT2), &[2, 4]);
+}
+
+/// A micro-step scales its tensors in 8 bits by itself, so it does not matter who computes it.
+#[test]
+fn products_of_8_bits_are_the_same_in_any_world() {
+    let fp8 = Some(Fp8Products { head: true, gradients: Fp8::E5M2, scales: Fp8Scales::Delayed });
+    let job = Job { fp8, ..Job::of(GPT2) };
+    check(job, &[2, 4]);
+    assert_ne!(run(job, 1).results, run(Job { fp8: None, ..job }, 1).results);
 }
 
 #[test]

@@ -166,8 +166,10 @@ impl Blocks {
             _ => FIRST_ACTIVATIONS,
         };
         let inverse = self.b.activation([1], DType::F32);
-        let by_rows = self.b.activation([rows, cols], DType::F8(format));
-        let by_columns = self.b.activation([cols, rows], DType::F8(format));
+        // In an f32 program slots of f32 hold the numbers of the format.
+        let held = if self.dtype() == DType::F32 { DType::F32 } else { DType::F8(format) };
+        let by_rows = self.b.activation([rows, cols], held);
+        let by_columns = self.b.activation([cols, rows], held);
         self.b.push(Quantize {
             out: Some(by_rows),
             out_t: Some(by_columns),
