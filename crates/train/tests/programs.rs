@@ -83,7 +83,7 @@ const EXPECTED: [[&str; 7]; 3] = [
         "feceb0ba55f4438d",
         "feceb0ba55f4438d",
         "143ae7b9e08a12f1",
-        "33df51676b7c33dc",
+        "07a355135f18e9ef",
         "5f4241c8f2e6aea5",
     ],
     [
@@ -92,7 +92,7 @@ const EXPECTED: [[&str; 7]; 3] = [
         "3cc817fd2034de8c",
         "66e8291e113b375b",
         "1bb33b9270a9dcd4",
-        "4a78e7a7d6d36764",
+        "71d4dbdcf00b0902",
         "62e4f28d95549e9b",
     ],
     [
@@ -101,7 +101,7 @@ const EXPECTED: [[&str; 7]; 3] = [
         "04b2f8ebdb54e06a",
         "04b2f8ebdb54e06a",
         "3442df7a045d2e9b",
-        "ac4f9226ae0cb7d1",
+        "ab4fc8356bb76224",
         "c76cca99528bef92",
     ],
 ];

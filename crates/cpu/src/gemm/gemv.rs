@@ -1,4 +1,4 @@
-//! Few rows times a matrix whose columns are contiguous (token-by-token generation): b is streamed once, unpacked.
+//! Few rows times a matrix whose columns are contiguous (generation): b is streamed once, unpacked.
 //!
 //! order  as `element::dot`: 32 lanes over k and a fixed tree, whatever m and the threads.
 
@@ -13,8 +13,9 @@ use crate::multiversion;
 use crate::team::{TaskPanic, Team};
 use std::ops::Range;
 
-/// More rows than that are faster packed.
-const MAX_ROWS: usize = 4;
+/// More rows than that are faster packed. Up to it the bits of a row do not depend on how many there are: what a model generates
+/// for one request is the same whoever else is served, and however a prompt is cut into pieces.
+pub(crate) const MAX_ROWS: usize = 64;
 /// Columns in a task.
 const BLOCK: usize = 64;
 /// How far ahead b is fetched, in floats.
@@ -40,23 +41,74 @@ pub(super) unsafe fn gemv(team: &Team, isa: Isa, g: &Gemm<'_>) -> Result<(), Tas
 /// # Safety
 /// As [`gemv`], for these columns.
 pub(super) unsafe fn columns(isa: Isa, g: &Gemm<'_>, columns: Range<usize>) {
-    for j in columns {
-        // SAFETY: column j < n of b is k contiguous floats.
-        let w = unsafe { std::slice::from_raw_parts(g.b.ptr.add(j * g.b.cs), g.k) };
-        for i in 0..g.m {
-            // SAFETY: row i < m of a is k contiguous floats.
-            let x = unsafe { std::slice::from_raw_parts(g.a.ptr.add(i * g.a.rs), g.k) };
-            let sum = g.alpha * if i == 0 { first_dot(isa, w, x) } else { dot(isa, w, x) };
-            // SAFETY: element (i, j) of c, which the caller alone uses.
-            unsafe {
-                let c = g.c.ptr.add(i * g.c.rs + j);
-                *c = if g.beta == Beta::Accumulate { *c + sum } else { sum };
+    // SAFETY: column j < n of b and row i < m of a are k contiguous floats.
+    let column = |j: usize| unsafe { std::slice::from_raw_parts(g.b.ptr.add(j * g.b.cs), g.k) };
+    // SAFETY: as above.
+    let row = |i: usize| unsafe { std::slice::from_raw_parts(g.a.ptr.add(i * g.a.rs), g.k) };
+    let put = |i: usize, j: usize, sum: f32| {
+        // SAFETY: element (i, j) of c, which the caller alone uses.
+        unsafe {
+            let c = g.c.ptr.add(i * g.c.rs + j);
+            *c = if g.beta == Beta::Accumulate { *c + g.alpha * sum } else { g.alpha * sum };
+        }
+    };
+    let tiled = g.m / TILE_ROWS * TILE_ROWS;
+    for first in columns.clone().step_by(SOME) {
+        let some = first..columns.end.min(first + SOME);
+        for i in (0..tiled).step_by(TILE_ROWS) {
+            let rows = [0, 1, 2, 3].map(|r| row(i + r));
+            for j in some.clone().step_by(2) {
+                let pair = [j, (j + 1).min(some.end - 1)];
+                let sums = tile_dots(isa, pair.map(column), rows, i == 0);
+                for (c, &j) in pair.iter().enumerate().take(some.end - j) {
+                    (0..TILE_ROWS).for_each(|r| put(i + r, j, sums[c][r]));
+                }
+            }
+        }
+        for j in some {
+            for i in tiled..g.m {
+                let (w, x) = (column(j), row(i));
+                put(i, j, if i == 0 { first_dot(isa, w, x) } else { dot(isa, w, x) });
             }
         }
     }
 }
 
+/// Columns that all rows are multiplied with before the next: they stay in the first-level cache.
+const SOME: usize = 8;
+/// Rows that are multiplied with two columns at a time: more sums than a processor has registers would be slower.
+const TILE_ROWS: usize = 4;
+
 multiversion! {
+    /// The [`dot`] of each column with each row; `fetches` for columns that come from memory.
+    fn tile_dots<const FMA: bool>(w: [&[f32]; 2], x: [&[f32]; TILE_ROWS], fetches: bool) -> [[f32; TILE_ROWS]; 2] {
+        let k = w[0].len();
+        let whole = k - k % LANES;
+        let mut acc = [[[0.0; LANES]; TILE_ROWS]; 2];
+        for at in (0..whole).step_by(LANES) {
+            let [w0, w1] = [lanes(w[0], at), lanes(w[1], at)];
+            if fetches {
+                fetch_ahead(w0);
+                fetch_ahead(w1);
+            }
+            for r in 0..TILE_ROWS {
+                let x = lanes(x[r], at);
+                for lane in 0..LANES {
+                    acc[0][r][lane] = fma::<FMA>(w0[lane], x[lane], acc[0][r][lane]);
+                    acc[1][r][lane] = fma::<FMA>(w1[lane], x[lane], acc[1][r][lane]);
+                }
+            }
+        }
+        for c in 0..2 {
+            for r in 0..TILE_ROWS {
+                for (lane, at) in (whole..k).enumerate() {
+                    acc[c][r][lane] = fma::<FMA>(w[c][at], x[r][at], acc[c][r][lane]);
+                }
+            }
+        }
+        acc.map(|rows| rows.map(|lanes| tree(lanes, |a, b| a + b)))
+    }
+
     /// As [`dot`], for a `w` that comes from memory.
     fn first_dot<const FMA: bool>(w: &[f32], x: &[f32]) -> f32 {
         let (ws, w_rest) = w.as_chunks::<LANES>();
@@ -72,6 +124,16 @@ multiversion! {
             *acc = fma::<FMA>(w, x, *acc);
         }
         tree(acc, |a, b| a + b)
+    }
+}
+
+/// The lanes of a vector from element `at` on.
+#[inline(always)]
+fn lanes(x: &[f32], at: usize) -> &[f32; LANES] {
+    // one check, which the compiler hoists where the vectors have one length
+    match x[at..at + LANES].try_into() {
+        Ok(lanes) => lanes,
+        Err(_) => unreachable!("the range has this length"),
     }
 }
 

@@ -6,7 +6,8 @@
 //! once the [`Workspace`] has grown.
 //!
 //! order  k is cut into slices by its length alone; inside a slice each element is one chain of multiply-adds, and
-//! the slices are added to c in order. So the bits depend neither on the threads nor on the tiles.
+//! the slices are added to c in order. So the bits depend neither on the threads nor on the tiles. Few rows have another order
+//! (`gemv`).
 
 mod blocks;
 mod gemv;

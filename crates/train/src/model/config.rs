@@ -4,7 +4,7 @@ use super::decoder::{self, Plan};
 use super::describe::{self, Described, position};
 use super::named::NAMED;
 use super::notation::{KIND, Notation, Pairs};
-use super::{Gpt2Config, MoeConfig, StepOptions, TensorSpec, gpt2, moe};
+use super::{Gpt2Config, MoeConfig, ServingStep, StepOptions, TensorSpec, gpt2, moe};
 use crate::error::one_of;
 use crate::{Error, Result};
 use ironhorse_core::{Precision, Program};
@@ -245,6 +245,12 @@ impl ModelConfig {
     /// table: a context of 40,960 tokens takes gigabytes, a short text does not need them.
     pub fn decoding_within(&self, batch: usize, positions: usize, precision: Precision) -> Result<Program> {
         decoder::decoding(self.plan()?.within(positions), batch, precision)
+    }
+
+    /// New tokens of several sequences over a key/value cache. Io: `x`, `rows`, `positions` and `logits`; `picks` where only
+    /// some tokens have logits.
+    pub fn serving(&self, step: ServingStep, precision: Precision) -> Result<Program> {
+        decoder::serving(self.plan()?, step, precision)
     }
 
     /// Reads a description of this kind.

@@ -1,7 +1,7 @@
 //! Batches of any shape and texts of any length: programs that are planned when they are first needed, over the weights that are
 //! there. A caller plans, sees what the engine must hold, reserves it, and then computes.
 
-use super::{Batch, Session, forward_loss, io, not_evaluating, not_generating};
+use super::{Batch, Serving, Session, forward_loss, io, not_evaluating, not_generating};
 use crate::model::ModelConfig;
 use crate::{Error, Result};
 use ironhorse_core::{EngineExt, Layout, Program, Scalars, Section, Slot};
@@ -65,9 +65,12 @@ impl Session {
         if self.programs.decode.is_none() || self.any_shape.positions < positions {
             let precision = self.any_program()?.precision();
             self.programs.decode = Some(self.model.config.decoding_within(1, positions, precision)?);
+            self.programs.serving = Serving::one(Some(positions)).programs(&self.model, precision)?;
             self.any_shape.positions = positions;
         }
-        self.programs.decode.as_ref().map(|program| *program.layout()).ok_or_else(not_generating)
+        let decode = self.programs.decode.as_ref().ok_or_else(not_generating)?;
+        let serving = self.programs.serving.iter().map(|serving| serving.program.layout());
+        Ok(serving.fold(*decode.layout(), |all, layout| all.union(layout)))
     }
 
     /// Makes room for what was planned; weights stay.

@@ -28,7 +28,7 @@ mod qk_norm;
 
 use super::blocks::{Attention, Blocks, Head, Heads, Linear, Norm, NormWeights, Purpose, Setup};
 use super::lora::Lora;
-use super::{ModelConfig, StepOptions, Sums, Target};
+use super::{ModelConfig, ServingStep, StepOptions, Sums, Target};
 use crate::Result;
 use expert_layer::ExpertLayer;
 use experts::{Experts, SavedExperts};
@@ -204,6 +204,21 @@ pub(super) fn decoding(plan: Plan, batch: usize, precision: Precision) -> Result
     decoder.net.finish()
 }
 
+pub(super) fn serving(plan: Plan, step: ServingStep, precision: Precision) -> Result<Program> {
+    let mut decoder = Decoder::new(plan, (step.tokens, 1), precision)?;
+    decoder.net.b.keep_activations(1); // as above
+    decoder.net.place(step.sequences);
+    decoder.cached = step.context.unwrap_or(decoder.cached).clamp(1, decoder.cached);
+    let logits = decoder.net.logits_of((step.picks.unwrap_or(step.tokens), 1), decoder.head);
+    let (_, norm) = decoder.blocks(Purpose::Decoding)?;
+    let last = match step.picks {
+        Some(count) => decoder.net.picked(norm.out, count)?,
+        None => norm.out,
+    };
+    decoder.net.logits(last, logits, decoder.head)?;
+    decoder.net.finish()
+}
+
 /// The weights of the part of a layer after the attention.
 #[derive(Clone, Copy)]
 enum Mlp {
@@ -252,6 +267,8 @@ struct Decoder {
     dropout: DropRate,
     /// The β of the loss of pairs, if that is the loss.
     preference: Option<f32>,
+    /// Positions of the cache, when decoding.
+    cached: usize,
 }
 
 /// What the MLP or the experts of a layer leave for the backward.
@@ -302,7 +319,7 @@ impl Decoder {
         let norm = net.norm_weights(names.last_norm[0], (plan.norm_eps, plan.gain))?;
         let (embed, head) = (net.weight(names.embed, vocab)?, net.weight(names.head, vocab)?);
         let (dropout, preference) = (DropRate::default(), None);
-        Ok(Self { net, plan, embed, positions, layers, norm, head, dropout, preference })
+        Ok(Self { net, plan, embed, positions, layers, norm, head, dropout, preference, cached: context })
     }
 
     /// Whether sequences hold several documents, and whether these are pairs.

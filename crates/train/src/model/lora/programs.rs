@@ -2,7 +2,7 @@
 
 use super::Lora;
 use crate::model::decoder::{self, Plan};
-use crate::model::{ModelConfig, StepOptions, TensorSpec};
+use crate::model::{ModelConfig, ServingStep, StepOptions, TensorSpec};
 use crate::{Error, Result};
 use ironhorse_core::{Optimizer, Precision, Program};
 
@@ -93,6 +93,14 @@ impl Adapted {
         match self.lora {
             Some(lora) => decoder::decoding(self.plan(lora)?.within(positions), batch, precision),
             None => self.config.decoding_within(batch, positions, precision),
+        }
+    }
+
+    /// [`ModelConfig::serving`] of this model.
+    pub fn serving(&self, step: ServingStep, precision: Precision) -> Result<Program> {
+        match self.lora {
+            Some(lora) => decoder::serving(self.plan(lora)?, step, precision),
+            None => self.config.serving(step, precision),
         }
     }
 }
