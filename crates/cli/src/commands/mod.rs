@@ -2,6 +2,7 @@
 
 mod batches;
 pub mod bench;
+pub mod chat;
 pub mod choices;
 pub mod compare;
 pub mod convert;
@@ -16,6 +17,9 @@ pub mod prepare;
 pub mod profile;
 pub mod resume_check;
 pub mod selftest;
+#[cfg(feature = "serve")]
+pub mod serve;
+mod speaking;
 pub mod tokenizer;
 pub mod train;
 pub mod verify;

@@ -4,10 +4,12 @@ pub mod codec;
 mod decoder;
 mod likely;
 pub mod sample;
+mod writer;
 
 pub use self::decoder::{Decoder, End, Event, Job, New, Wants};
 pub use self::likely::Likely;
 use self::sample::Sampler;
+pub use self::writer::{Added, Writer};
 use crate::Result;
 use crate::session::Session;
 
