@@ -1,4 +1,4 @@
-//! Serving a model over HTTP in OpenAI's schema, with continuous batching (ADR 0024).
+//! Serving a model over HTTP in OpenAI's schema, with continuous batching (ADR 0025).
 //!
 //! [`http`] is a server with limits that knows nothing of models; [`api`] answers requests over a queue of [`worker`], whose thread
 //! owns the model. [`run`] puts them together.

@@ -73,7 +73,14 @@ impl SpeakingArgs {
         let tokenizer = find_tokenizer(self.tokenizer.as_deref(), source.as_ref(), &path)?;
         let looks_back = context("--context", self.context, source.as_ref());
         let context = if self.context.is_some() { looks_back } else { looks_back.min(USUAL) };
-        let chat = Chat::open(tokenizer.name(), self.template.as_deref()).ok();
+        let chat = match Chat::open(tokenizer.name(), self.template.as_deref()) {
+            Ok(chat) => Some(chat),
+            Err(error) if self.template.is_some() => return Err(error.into()),
+            Err(error) => {
+                out::note(format_args!("the chat template cannot be used: {error}"));
+                None
+            }
+        };
         let named = self.adapter.iter().map(|file| Named { name: "adapter".into(), file: file.clone() });
         let mut adapters = open_adapters(&named.collect::<Vec<_>>(), source.as_ref())?;
         let lora = Lora::covering(&adapters.iter().map(|(_, adapter)| adapter.lora()).collect::<Vec<_>>());
