@@ -106,7 +106,7 @@ fn kernels(engine: &mut CudaEngine, case: Case) -> usize {
     let (program, ..) = program(case);
     engine.reserve(program.layout()).unwrap();
     let mut record = Vec::new();
-    engine.profile(&program, 0..2, &Scalars::default(), &mut record).unwrap();
+    engine.profile(&program, 0..2, &[], &Scalars::default(), &mut record).unwrap();
     record.len()
 }
 

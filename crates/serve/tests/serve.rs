@@ -1,6 +1,6 @@
 //! A server over a small model: the schema, batching, limits, clients that misbehave, and how it ends.
 
-#![allow(clippy::unwrap_used)] // a panic is a failed test, in helpers too
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
 use ironhorse_cpu::CpuEngine;
 use ironhorse_serve::http::Limits;

@@ -241,7 +241,8 @@ mod tests {
         assert_eq!(text, "attention_cached: `values` is [2, 9, 24], expected [2, 9, 8]");
         assert_eq!(op(narrow, narrow).flops(), 4 * 2 * 9 * 24); // of all heads of the queries
         assert_eq!(AttentionCached { window: Some(4), ..op(narrow, narrow) }.flops(), 4 * 2 * 4 * 24);
-        let of_tokens = Some(Slot { shape: [2, 1].into(), dtype: DType::I32, ..out });
+        let each = Slot { shape: [2, 1].into(), dtype: DType::I32, ..out };
+        let of_tokens = Some(each);
         let seven = slot([7, 9, 8]);
         let placed = AttentionCached { rows: of_tokens, positions: of_tokens, ..op(seven, seven) };
         placed.check().unwrap();
@@ -252,7 +253,7 @@ mod tests {
             text(AttentionCached { positions: None, ..placed }),
             "attention_cached: `rows` and `positions` need each other"
         );
-        let floats = Some(Slot { dtype: DType::F32, ..of_tokens.unwrap() });
+        let floats = Some(Slot { dtype: DType::F32, ..each });
         assert_eq!(
             text(AttentionCached { rows: floats, ..placed }),
             "attention_cached: `rows` is f32, expected i32"

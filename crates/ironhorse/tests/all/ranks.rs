@@ -5,8 +5,8 @@
 use ironhorse::core::op::Op;
 use ironhorse::core::ranks::{Turn, turns};
 use ironhorse::core::{
-    Communicator, EngineExt, Fp8, Fp8Products, Fp8Scales, Optimizer, Place, Pool, Precision, Scalars, Section,
-    Shard, host_memory,
+    Communicator, EngineExt, Fp8, Fp8Products, Fp8Scales, Optimizer, Place, Pool, Precision, Scalars,
+    Section, Shard, host_memory,
 };
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::model::{Lora, ModelConfig, Sums, Targets};

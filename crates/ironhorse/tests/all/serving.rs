@@ -1,6 +1,6 @@
 //! Sequences that are written together are, to the bit, what each is when written alone.
 
-#![allow(clippy::unwrap_used)] // a panic is a failed test, in helpers too
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::generate::sample::Sampler;
