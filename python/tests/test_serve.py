@@ -158,7 +158,7 @@ def test_the_harness_gives_the_native_scores(folder: Path) -> None:
     try:
         remote = LocalCompletionsAPI(
             model="small", base_url=f"{server.url}/v1/completions", tokenizer=str(folder), tokenizer_backend="huggingface",
-            batch_size=4, max_length=CONTEXT,
+            batch_size=4, max_length=CONTEXT, add_bos_token=True,  # as the native model does for a Llama
         )  # fmt: skip
         native = IronhorseLM(pretrained=str(folder), device="cpu", batch_tokens=200)
         texts = [(sentence(i, 4), " " + sentence(i + 50, 3)) for i in range(8)]
