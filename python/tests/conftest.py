@@ -60,7 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "in_full: takes long; only with --in-full, as cargo xtask test --all runs pytest")
+    config.addinivalue_line("markers", "in_full: takes long; only with --in-full (cargo xtask test --all)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
