@@ -49,6 +49,20 @@ impl Axis {
 
     /// The tick with as many digits as the step has, with a thousands separator.
     pub fn label(&self, tick: f64) -> String {
+        if self.step < 0.999e-3 {
+            if tick.abs() < self.step * 1e-6 {
+                return "0".into();
+            }
+            // powers of ten, as of learning rates: zeros would take the room
+            let power = |value: f64| (value.abs() * 1.001).log10().floor();
+            let digits = (power(tick) - power(self.step)).clamp(0.0, 9.0) as usize;
+            return match format!("{tick:.digits$e}").split_once('e') {
+                Some((digits, power)) if digits.contains('.') => {
+                    format!("{}e{power}", digits.trim_end_matches('0').trim_end_matches('.'))
+                }
+                _ => format!("{tick:.digits$e}"),
+            };
+        }
         let digits = (-(self.step * 1.001).log10().floor()).clamp(0.0, 9.0) as usize;
         let tick = if tick.abs() < self.step * 1e-6 { 0.0 } else { tick };
         let text = format!("{tick:.digits$}");

@@ -4,6 +4,7 @@ use super::axis::Axis;
 use super::svg::{
     self, Anchor, BASE, COLOURS, DASHES, FINE_GRID, GRID, INK, LABEL, LARGE, NORMAL, PAGE, Svg,
 };
+use super::thin::thin;
 use crate::{Error, Result};
 use std::path::Path;
 
@@ -37,8 +38,22 @@ const RIGHT: f64 = 828.0;
 const TOP: f64 = 64.0;
 const BOTTOM: f64 = 418.0;
 
-/// Most points a path gets; more than pixels only make the file larger.
-const MAX_POINTS: usize = 1500;
+/// Columns for which a path keeps the first, lowest, highest and last point; more than pixels only make the file larger.
+const COLUMNS: usize = 375;
+
+/// What a picture of curves shows.
+#[derive(Clone, Copy, Debug)]
+pub struct Plot<'a> {
+    /// What it is.
+    pub title: &'a str,
+    /// What runs across, such as `step`.
+    pub across: &'a str,
+    /// What runs upwards, with its unit.
+    pub upward: &'a str,
+}
+
+/// What losses are called.
+const LOSS: &str = "loss (nats per token)";
 
 /// Draws losses by step and writes the picture to `path`.
 pub fn loss_svg(path: &Path, title: &str, series: &[Series]) -> Result<()> {
@@ -47,17 +62,18 @@ pub fn loss_svg(path: &Path, title: &str, series: &[Series]) -> Result<()> {
 
 /// Draws losses by `across` and writes the picture to `path`.
 pub fn curves_svg(path: &Path, title: &str, across: &str, series: &[Series]) -> Result<()> {
-    svg::write(path, &render(title, across, series)?)
+    svg::write(path, &curves_text(Plot { title, across, upward: LOSS }, series)?)
 }
 
-/// The picture as text.
-fn render(title: &str, across: &str, series: &[Series]) -> Result<String> {
+/// Draws curves, as the text of an SVG picture.
+pub fn curves_text(plot: Plot<'_>, series: &[Series]) -> Result<String> {
+    let title = plot.title;
     let curves: Vec<Curve> =
         series.iter().enumerate().map(|(i, s)| Curve::new(s, i % COLOURS.len())).collect();
     let frame = Frame::around(&curves)
         .ok_or_else(|| Error::input(format!("plot \"{title}\""), "without a finite point", "one to draw"))?;
     let mut svg = Svg::new([WIDTH, HEIGHT], LEFT, title, "");
-    frame.draw_axes(across, &mut svg);
+    frame.draw_axes(plot, &mut svg);
     curves.iter().for_each(|curve| curve.draw(&frame, &mut svg));
     draw_legend(&curves, &mut svg);
     Ok(svg.finish())
@@ -83,8 +99,8 @@ impl Curve {
             colour: COLOURS[look],
             dash: DASHES[look],
             style: series.style,
-            points: thinned(&points),
-            smooth: thinned(&smooth),
+            points: thin(&points, COLUMNS),
+            smooth: thin(&smooth, COLUMNS),
         }
     }
 
@@ -121,7 +137,11 @@ impl Curve {
 /// Mean over a window around each point: narrow at the start, where the curve is steep, one-sided at the end, so that the
 /// last value is a mean too.
 pub(crate) fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
-    let reach = (points.len() / 60).max(1);
+    smoothed_over(points, (points.len() / 60).max(1))
+}
+
+/// The same with a window of up to `reach` points on either side.
+pub fn smoothed_over(points: &[(f64, f64)], reach: usize) -> Vec<(f64, f64)> {
     let mut sums = Vec::with_capacity(points.len() + 1);
     sums.push(0.0);
     points.iter().for_each(|p| sums.push(sums[sums.len() - 1] + p.1));
@@ -131,15 +151,6 @@ pub(crate) fn smoothed(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
         (p.0, (sums[to] - sums[from]) / (to - from) as f64)
     };
     points.iter().enumerate().map(mean).collect()
-}
-
-/// At most [`MAX_POINTS`] of the points, the first and the last among them.
-fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
-    if points.len() <= MAX_POINTS {
-        return points.to_vec();
-    }
-    let last = points.len() - 1;
-    (0..MAX_POINTS).map(|i| points[i * last / (MAX_POINTS - 1)]).collect()
 }
 
 /// The part of the plane that is drawn, and where its ticks are.
@@ -168,7 +179,7 @@ impl Frame {
         BOTTOM - self.y.place(value) * (BOTTOM - TOP)
     }
 
-    fn draw_axes(&self, across: &str, svg: &mut Svg) {
+    fn draw_axes(&self, plot: Plot<'_>, svg: &mut Svg) {
         for tick in self.y.ticks() {
             let y = self.y(tick);
             svg.line([LEFT, y], [RIGHT, y], &format!(r#"stroke="{GRID}""#));
@@ -180,8 +191,8 @@ impl Frame {
             svg.text([x, BOTTOM + 21.0], &self.x.label(tick), (NORMAL, LABEL, Anchor::Middle));
         }
         svg.line([LEFT, BOTTOM], [RIGHT, BOTTOM], &format!(r#"stroke="{BASE}""#));
-        svg.text([(LEFT + RIGHT) / 2.0, BOTTOM + 47.0], across, (LARGE, LABEL, Anchor::Middle));
-        svg.upward_text([24.0, (TOP + BOTTOM) / 2.0], "loss (nats per token)");
+        svg.text([(LEFT + RIGHT) / 2.0, BOTTOM + 47.0], plot.across, (LARGE, LABEL, Anchor::Middle));
+        svg.upward_text([24.0, (TOP + BOTTOM) / 2.0], plot.upward);
     }
 }
 
@@ -198,10 +209,19 @@ fn draw_legend(curves: &[Curve], svg: &mut Svg) {
         if curve.style == Style::Dots {
             svg.dot([mark + 13.0, line], curve.colour);
         }
-        let last = curve.last().map_or(String::new(), |v| format!("{v:.3}"));
+        let last = curve.last().map_or(String::new(), figure);
         svg.text([mark + 36.0, y], &curve.name, (LARGE, INK, Anchor::Start));
         svg.text([RIGHT - 16.0, y], &last, (LARGE, INK, Anchor::End));
         y += 22.0;
+    }
+}
+
+/// A value with enough digits, whatever its size.
+fn figure(value: f64) -> String {
+    match value.abs() {
+        size if size >= 1000.0 => format!("{value:.0}"),
+        size if size >= 0.1 || size == 0.0 => format!("{value:.3}"),
+        _ => format!("{value:.2e}"),
     }
 }
 
@@ -247,17 +267,35 @@ mod tests {
         assert!(text.contains("loss.svg"), "{text}");
     }
 
+    fn render(series: &[Series]) -> Result<String> {
+        curves_text(Plot { title: "t", across: "step", upward: "loss" }, series)
+    }
+
+    #[test]
+    fn a_spike_is_drawn_in_a_run_of_any_length() {
+        let mut points: Vec<(f64, f64)> = (0..200_000).map(|i| (f64::from(i), 2.0)).collect();
+        points[123_457].1 = 9.0;
+        let svg = render(&[Series { name: "s".into(), points, style: Style::Line }]).unwrap();
+        assert!(svg.contains(">8<"), "the axis reaches it");
+        let path = svg.lines().find(|line| line.contains(" d=\"M")).unwrap();
+        let highest = path.split(['M', 'L']).skip(1).filter_map(|point| {
+            point.trim_end_matches(|c: char| !c.is_ascii_digit()).split(' ').nth(1)?.parse::<f64>().ok()
+        });
+        assert!(highest.fold(f64::INFINITY, f64::min) < TOP + 40.0, "the line does, too");
+        assert_eq!([12_345.6, 2.5, 3e-4, 0.0].map(figure), ["12346", "2.500", "3.00e-4", "0.000"]);
+    }
+
     #[test]
     fn awkward_series() {
         let series = |points: Vec<(f64, f64)>| Series { name: "s".into(), points, style: Style::Smoothed };
         for points in
             [vec![(0.0, 3.0)], vec![(5.0, 2.0); 3], vec![(0.0, f64::NAN), (1.0, 2.0), (2.0, f64::INFINITY)]]
         {
-            let svg = render("t", "step", &[series(points), series(vec![])]).unwrap();
+            let svg = render(&[series(points), series(vec![])]).unwrap();
             assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
         }
-        assert!(render("t", "step", &[]).is_err());
-        assert!(render("t", "step", &[series(vec![(0.0, f64::NAN)])]).is_err());
+        assert!(render(&[]).is_err());
+        assert!(render(&[series(vec![(0.0, f64::NAN)])]).is_err());
     }
 
     #[test]
@@ -267,6 +305,8 @@ mod tests {
         assert_eq!(labels(Axis::loose(3.28, 3.41)), ["3.28", "3.30", "3.32", "3.34", "3.36", "3.38", "3.40"]);
         assert_eq!(labels(Axis::tight(0.0, 20_000.0)), ["0", "5000", "10,000", "15,000", "20,000"]);
         assert_eq!(labels(Axis::tight(0.0, 1999.0)), ["0", "500", "1000", "1500", "2000"]);
+        let rates = ["0", "5e-5", "1e-4", "1.5e-4", "2e-4", "2.5e-4", "3e-4"];
+        assert_eq!(labels(Axis::loose(1e-6, 3e-4)), rates);
     }
 
     #[test]
@@ -275,8 +315,6 @@ mod tests {
         let smooth = smoothed(&line);
         assert!(smooth.iter().zip(&line).take(492).all(|(a, b)| (a.1 - b.1).abs() < 1e-9));
         assert_eq!(smooth[499], (499.0, 2.0 * (499.0 - 4.0)));
-        let many: Vec<(f64, f64)> = (0..100_000).map(|i| (f64::from(i), 0.0)).collect();
-        let few = thinned(&many);
-        assert_eq!((few.len(), few[0].0, few[MAX_POINTS - 1].0), (MAX_POINTS, 0.0, 99_999.0));
+        assert_eq!(smoothed_over(&line, 0), line);
     }
 }

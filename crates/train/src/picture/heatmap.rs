@@ -17,10 +17,11 @@ const FAR: f64 = 0.25;
 /// Draws the loads (layers × experts) and writes them to `path`. The loads of a layer are normalised to sum to 100 %,
 /// whatever number of experts a token gets.
 pub fn load_svg(path: &Path, load: &[Vec<f64>]) -> Result<()> {
-    svg::write(path, &render(load))
+    svg::write(path, &load_text(load))
 }
 
-fn render(load: &[Vec<f64>]) -> String {
+/// The same as text.
+pub fn load_text(load: &[Vec<f64>]) -> String {
     let experts = load.first().map_or(1, Vec::len).max(1);
     let cell = (WIDTH - LEFT - RIGHT) / experts as f64;
     let height = TOP + CELL_HEIGHT * load.len() as f64 + 30.0;
@@ -66,21 +67,21 @@ mod tests {
     #[test]
     fn every_expert_has_a_cell_and_its_share_of_a_hundred() {
         // two experts for each token: the loads sum to 2, the shares to 100
-        let svg = render(&[vec![0.5, 0.5, 0.5, 0.5], vec![1.0, 0.25, 0.75, 0.0]]);
+        let svg = load_text(&[vec![0.5, 0.5, 0.5, 0.5], vec![1.0, 0.25, 0.75, 0.0]]);
         assert_eq!(svg.matches("<rect").count(), 1 + 8);
         for text in ["layer 1", ">25.0<", ">50.0<", ">12.5<", ">37.5<", ">0.0<", "each layer sums to 100"] {
             assert!(svg.contains(text), "{text}");
         }
         assert!(svg.contains("fill-opacity=\"1.000\"") && svg.contains("fill-opacity=\"0.000\""));
-        let many = render(&[vec![1.0 / 64.0; 64]]);
+        let many = load_text(&[vec![1.0 / 64.0; 64]]);
         assert_eq!((many.matches("<rect").count(), many.matches("text-anchor=\"middle\"").count()), (65, 0));
-        assert!(!render(&[]).contains("NaN") && !render(&[vec![0.0; 3]]).contains("NaN"));
+        assert!(!load_text(&[]).contains("NaN") && !load_text(&[vec![0.0; 3]]).contains("NaN"));
     }
 
     #[test]
     fn more_and_less_are_told_apart_without_colour() {
-        let svg = render(&[vec![0.7, 0.1, 0.1, 0.1]]);
+        let svg = load_text(&[vec![0.7, 0.1, 0.1, 0.1]]);
         assert_eq!((svg.matches("l-3 -5z").count(), svg.matches("l-3 5z").count()), (1, 3));
-        assert_eq!(render(&[vec![0.25; 4]]).matches("l-3").count(), 0);
+        assert_eq!(load_text(&[vec![0.25; 4]]).matches("l-3").count(), 0);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! svg.rs     page, colours, dashes, text       curves.rs   loss over the steps       bars.rs  time by op or kernel
-//! axis.rs    round ticks and their labels      heatmap.rs  load of the experts
+//! axis.rs    round ticks and their labels      heatmap.rs  load of the experts       thin.rs  fewer points that look the same
 //! ```
 
 mod axis;
@@ -10,8 +10,11 @@ mod bars;
 mod curves;
 mod heatmap;
 mod svg;
+mod thin;
 
 pub use bars::{Bar, Bars, bars_svg};
 pub(crate) use curves::smoothed;
-pub use curves::{Series, Style, curves_svg, loss_svg};
-pub use heatmap::load_svg;
+pub use curves::smoothed_over;
+pub use curves::{Plot, Series, Style, curves_svg, curves_text, loss_svg};
+pub use heatmap::{load_svg, load_text};
+pub use thin::thin;

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -10,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::eval::Accuracies;
 use crate::format::atomic;
 use crate::format::checkpoint::Best;
+use crate::run::append::Appender;
 use crate::session::{LayerRouting, Rewards, null_is_nan};
 use crate::{Error, Result};
 
@@ -114,19 +114,14 @@ fn is_false(value: &bool) -> bool {
 #[derive(Debug)]
 pub struct MetricsWriter {
     path: PathBuf,
-    file: File,
+    out: Appender,
     line: Vec<u8>,
-    /// Lines that could not be written yet.
-    unwritten: Vec<u8>,
-    /// Bytes of whole lines in the file.
-    len: u64,
 }
 
 impl MetricsWriter {
     /// Starts a new file; an existing one is emptied.
     pub fn create(path: &Path) -> Result<Self> {
-        File::create(path).map_err(|e| Error::io(path, "create", e))?;
-        Self::append(path)
+        Ok(Self { path: path.to_owned(), out: Appender::create(path)?, line: Vec::new() })
     }
 
     /// Continues a file at `next_step`: later steps, and a line torn by a crash, are dropped. No file is a new file.
@@ -146,36 +141,19 @@ impl MetricsWriter {
     }
 
     fn append(path: &Path) -> Result<Self> {
-        let opened =
-            File::options().append(true).open(path).and_then(|file| Ok((file.metadata()?.len(), file)));
-        let (len, file) = opened.map_err(|e| Error::io(path, "open", e))?;
-        Ok(Self { path: path.to_owned(), file, line: Vec::new(), unwritten: Vec::new(), len })
+        Ok(Self { path: path.to_owned(), out: Appender::open(path)?, line: Vec::new() })
     }
 
     /// Writes one line at once, so that whoever follows the file sees it now. A line that cannot be written is
     /// kept and written with the next one; the file never holds part of a line.
     pub fn write(&mut self, metrics: &impl Serialize) -> Result<()> {
         encode(&self.path, metrics, &mut self.line)?;
-        self.unwritten.extend_from_slice(&self.line);
-        self.flush()
+        self.out.write(&self.line)
     }
 
     /// Writes the lines that could not be written before.
     pub fn flush(&mut self) -> Result<()> {
-        if self.unwritten.is_empty() {
-            return Ok(());
-        }
-        match self.file.write_all(&self.unwritten) {
-            Ok(()) => {
-                self.len += self.unwritten.len() as u64;
-                self.unwritten.clear();
-                Ok(())
-            }
-            Err(error) => {
-                let _ = self.file.set_len(self.len); // what was written of a line
-                Err(Error::io(&self.path, "write", error))
-            }
-        }
+        self.out.flush()
     }
 
     /// Replaces the last line, which must be in the file; the file has either the old one or the new one.
@@ -192,7 +170,7 @@ impl MetricsWriter {
 
     /// The file, for another thread to sync.
     pub fn handle(&self) -> Option<File> {
-        self.file.try_clone().ok()
+        self.out.handle()
     }
 }
 
@@ -255,7 +233,7 @@ mod tests {
         let path = dir.path().join("metrics.jsonl");
         let (mut writer, _) = MetricsWriter::resume(&path, 0).unwrap();
         (0..5).for_each(|i| writer.write(&step(i)).unwrap());
-        writer.file.write_all(b"{\"step\":5,\"lo").unwrap();
+        writer.out.write(b"{\"step\":5,\"lo").unwrap();
         let (mut writer, kept) = MetricsWriter::resume(&path, 3).unwrap();
         assert_eq!(kept, [step(0), step(1), step(2)]);
         writer.write(&step(3)).unwrap();

@@ -5,12 +5,15 @@
 //! save/        checkpoints by a thread    folder/      the run's folder and its lock    provenance.rs  run.json, algorithms.json
 //! schedule.rs  the learning rate          metrics.rs   metrics.jsonl                    control.rs     stop and save requests
 //! spikes.rs    outlier losses             balance.rs   loads of the experts             compare.rs     two logs side by side
-//! rampup.rs    the batch size             together.rs  what ranks tell each other
+//! rampup.rs    the batch size             together.rs  what ranks tell each other        events/        files of TensorBoard
+//! append.rs    files that only grow       view/        a run as whoever looks at it sees it
 //! ```
 
+mod append;
 mod balance;
 pub mod compare;
 mod control;
+mod events;
 mod folder;
 pub mod metrics;
 mod provenance;
@@ -20,11 +23,12 @@ pub mod schedule;
 mod spikes;
 mod together;
 mod trainer;
+pub mod view;
 
 pub use crate::format::black_box::{BAD, BadStep, BlackBox};
 pub use control::{Control, StopReason};
 pub use folder::{COMPARE_SVG, RunFolder};
-pub use provenance::{InitFacts, RunJson, Started, host, read_algorithms, utc};
+pub use provenance::{InitFacts, RunJson, Started, Work, host, read_algorithms, utc};
 pub use save::{SaveSettings, SaveStats, Saver};
 
 use crate::data::Batches;

@@ -42,6 +42,22 @@ pub struct Started {
     /// Settings that differ from those before, as `key: before → now`.
     #[serde(default)]
     pub changes: Vec<String>,
+    /// What its steps ask of the device; runs of earlier versions do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub work: Option<Work>,
+}
+
+/// What the steps of a run ask of the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Work {
+    /// Parameters of the model.
+    pub parameters: u64,
+    /// Bytes of the planned memory.
+    pub planned_bytes: u64,
+    /// Operations that the model asks for, forward and backward, for each token of a full batch.
+    pub flops_per_token: Option<f64>,
+    /// Operations per second by the device's datasheet, in the element type of the weights; unknown of CPUs.
+    pub datasheet_flops: Option<f64>,
 }
 
 /// Weights that a run started from.
@@ -115,9 +131,14 @@ impl RunJson {
         write_json(&run.join(RUN_JSON), self)
     }
 
+    /// The newest start.
+    pub fn last_start(&self) -> &Started {
+        self.resumes.last().unwrap_or(&self.started)
+    }
+
     /// The engine of the last start.
     pub fn device(&self) -> &str {
-        &self.resumes.last().unwrap_or(&self.started).device
+        &self.last_start().device
     }
 }
 

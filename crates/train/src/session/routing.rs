@@ -18,6 +18,14 @@ pub struct LayerRouting {
     pub aux: f32,
 }
 
+impl LayerRouting {
+    /// The load of the busiest expert in multiples of an even share; NaN without a load.
+    pub fn busiest(&self) -> f32 {
+        let most = self.load.iter().copied().fold(f32::NAN, f32::max);
+        most * self.load.len() as f32 / self.load.iter().sum::<f32>()
+    }
+}
+
 impl Session {
     /// How the tokens of the last step spread over the experts, layer by layer; waits for the step. Empty without experts.
     pub fn routing(&mut self) -> Result<Vec<LayerRouting>> {

@@ -47,7 +47,8 @@ const MOST_STEPS: u64 = u32::MAX as u64;
     ironhorse train --init runs/0001 --data preferences.jsonl --chat --dpo --beta 0.1   which of two answers is better\n  \
     ironhorse train --config runs/0001/config.toml --out runs/again\n\n\
     A run folder holds config.toml (reproduces the run), run.json (what it ran on), metrics.jsonl, loss.svg, experts.svg (of a mixture\n\
-    of experts), samples/, checkpoints/step-N/ and bad/ (steps with a NaN or infinite loss or gradient norm).\n\n\
+    of experts), samples/, tensorboard/, checkpoints/step-N/ and bad/ (steps with a NaN or infinite loss or gradient norm). Look at it with\n\
+    ironhorse watch and ironhorse report.\n\n\
     SIGINT (Ctrl-C), SIGTERM, SIGUSR1 and --max-time stop after the step in flight and save; a second Ctrl-C ends at once. SIGUSR2 or\n\
     a file SAVE in the run folder saves and continues.\n\n\
     Exit code: 0 done (all steps, or ended by --patience), 1 training diverged (the run folder has the log and a checkpoint), 2 could not run, 3 stopped\n\

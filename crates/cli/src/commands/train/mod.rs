@@ -197,7 +197,7 @@ fn new_folder(
     let text = toml::to_string_pretty(args).context("the settings are not TOML")?;
     checks::space(path, args, prepared.session.model(), prepared.spec.precision)?;
     let folder = RunFolder::create(path, &text, args.overwrite)?;
-    let mut json = RunJson::new(report::started(line, prepared.session.engine(), 0));
+    let mut json = RunJson::new(report::started(line, &mut prepared.session, 0));
     json.init = weights.map(|source| InitFacts::of(source.path())).transpose()?;
     json.data = std::mem::take(&mut prepared.facts.0);
     json.val_data = std::mem::take(&mut prepared.facts.1);

@@ -1,6 +1,7 @@
 //! What is printed at the end of a run, and its provenance.
 
 use super::super::choices;
+use super::super::workload::Inputs;
 use super::args::ScheduleArg;
 use super::{TrainArgs, Trained};
 use crate::hardware::{COMMIT, Hardware, VERSION};
@@ -11,7 +12,8 @@ use ironhorse::text::tokenizer::TEMPLATE_NAME;
 use ironhorse::train::eval::{Accuracies, Task};
 use ironhorse::train::format::checkpoint::{BEST, Best, best_checkpoint};
 use ironhorse::train::model::Adapted;
-use ironhorse::train::run::{Ending, SaveStats, Started, StopReason, Summary, host, utc};
+use ironhorse::train::run::{Ending, SaveStats, Started, StopReason, Summary, Work, host, utc};
+use ironhorse::train::session::Session;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -138,6 +140,10 @@ pub fn print(trained: &Trained) -> Result<Outcome> {
     }
     let pictures = if run.join("experts.svg").exists() { "loss.svg, experts.svg" } else { "loss.svg" };
     out::line(format!("run        {}   ({pictures}, metrics.jsonl, samples, checkpoints)", run.display()))?;
+    out::line(format!(
+        "look at it ironhorse watch {0}; ironhorse report {0}; tensorboard --logdir {0}",
+        quoted(run)
+    ))?;
     let best = best_checkpoint(run);
     say_best(summary.best, best.as_ref())?;
     match stopped_by {
@@ -204,7 +210,9 @@ fn quoted(path: &Path) -> String {
 }
 
 /// One start of a run, for `run.json`.
-pub fn started(line: &[OsString], engine: &mut dyn Engine, step: u64) -> Started {
+pub fn started(line: &[OsString], session: &mut Session, step: u64) -> Started {
+    let work = work(session).ok();
+    let engine = session.engine();
     let unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let folder = std::env::current_dir().unwrap_or_default();
     Started {
@@ -219,7 +227,22 @@ pub fn started(line: &[OsString], engine: &mut dyn Engine, step: u64) -> Started
         hardware: hardware(engine),
         step,
         changes: Vec::new(),
+        work,
     }
+}
+
+/// What the steps of a run ask of the device.
+fn work(session: &mut Session) -> Result<Work> {
+    let program = session.train_program()?;
+    let tokens = program.io("x").map_or(0, |slot| slot.numel());
+    let (planned_bytes, weights) = (program.layout().total() as u64, program.precision().weights);
+    let flops = Inputs::plain(Default::default()).model_flops(session)?;
+    Ok(Work {
+        parameters: session.config().told_params() as u64,
+        planned_bytes,
+        flops_per_token: (tokens > 0).then(|| flops / tokens as f64),
+        datasheet_flops: session.engine().device().datasheet_flops(weights),
+    })
 }
 
 /// The machine and, of a GPU, the libraries in use.

@@ -112,8 +112,8 @@ pub fn run(
         return prepared.train(&args, folder, state, watch).map(Some);
     }
     let mut json = RunJson::read(&path)?
-        .unwrap_or_else(|| RunJson::new(report::started(line, prepared.session.engine(), 0)));
-    let mut started = report::started(line, prepared.session.engine(), state.step);
+        .unwrap_or_else(|| RunJson::new(report::started(line, &mut prepared.session, 0)));
+    let mut started = report::started(line, &mut prepared.session, state.step);
     say_changes(&changes, &json, &started.device, exact);
     started.changes = changes.iter().map(|(_, text)| text.clone()).collect();
     json.resumes.push(started);

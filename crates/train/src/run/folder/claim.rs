@@ -1,5 +1,6 @@
 //! Who may use a folder: it is locked while a process trains in it, and nothing that is not ours is touched.
 
+use super::super::events::TENSORBOARD;
 use super::super::provenance;
 use super::{CONFIG, METRICS, SAMPLES};
 use crate::format::black_box::BAD;
@@ -23,7 +24,7 @@ const HOLDER: &str = "process ";
 pub const PREVIOUS: &str = "previous";
 /// Everything a run writes into its folder, those of earlier versions included. The first [`WITH_WEIGHTS`] hold weights:
 /// they are put aside first, so that a process which is killed on the way leaves them together.
-pub const OURS: [&str; 14] = [
+pub const OURS: [&str; 17] = [
     CHECKPOINTS,
     BAD,
     "checkpoint",
@@ -37,6 +38,9 @@ pub const OURS: [&str; 14] = [
     EXPERTS_SVG,
     COMPARE_SVG,
     RANKS,
+    TENSORBOARD,
+    "report.html",
+    "report.md",
     CONFIG,
 ];
 const WITH_WEIGHTS: usize = 5;

@@ -3,20 +3,22 @@
 mod claim;
 
 pub use self::claim::COMPARE_SVG;
+pub(super) use self::claim::LOCK;
 use self::claim::{EXPERTS_SVG, LOSS_SVG, OURS, PREVIOUS, check_free, lock, put_aside, remove_if_there};
 use crate::format::atomic;
 use crate::format::black_box::BAD;
 use crate::format::checkpoint::{CHECKPOINTS, is_run};
 use crate::picture::{Series, Style, load_svg, loss_svg};
+use crate::run::events::EventWriter;
 use crate::run::metrics::{Ended, Metrics, MetricsWriter, read_metrics};
 use crate::session::LayerRouting;
 use crate::{Error, Result};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-const CONFIG: &str = "config.toml";
+pub(super) const CONFIG: &str = "config.toml";
 pub(super) const METRICS: &str = "metrics.jsonl";
-const SAMPLES: &str = "samples";
+pub(super) const SAMPLES: &str = "samples";
 /// A file of this name asks for a save.
 const SAVE: &str = "SAVE";
 /// A run's folder, open for writing and locked.
@@ -26,6 +28,8 @@ pub struct RunFolder {
     _lock: Option<File>,
     /// `None` where another rank writes it.
     metrics: Option<MetricsWriter>,
+    /// The same for TensorBoard.
+    events: EventWriter,
     train: Vec<(f64, f64)>,
     val: Vec<(f64, f64)>,
     /// Shares of the experts, layer by layer, as a moving average.
@@ -95,7 +99,7 @@ impl RunFolder {
 
     fn with(path: &Path, lock: Option<File>, metrics: Option<MetricsWriter>) -> Self {
         let (train, val, load) = (Vec::new(), Vec::new(), Vec::new());
-        Self { path: path.to_owned(), _lock: lock, metrics, train, val, load }
+        Self { path: path.to_owned(), _lock: lock, metrics, events: EventWriter::new(path), train, val, load }
     }
 
     /// Cuts the log back to the steps before `step` and gives them. The last one does not say any longer that the run ended.
@@ -121,6 +125,10 @@ impl RunFolder {
         }
         self.metrics = Some(writer);
         self.remove_samples_after(step);
+        self.events.cut_back(step)?;
+        if self.events.is_empty() {
+            self.events.backfill(&kept)?; // a run of a version that wrote none
+        }
         Ok(kept)
     }
 
@@ -139,10 +147,12 @@ impl RunFolder {
         &self.path
     }
 
-    /// Appends a step to `metrics.jsonl`. Where the disk refuses, the line is kept and written with the next one.
+    /// Appends a step to `metrics.jsonl` and to TensorBoard's file. Where the disk refuses, both are kept and written with the
+    /// next one.
     pub fn log(&mut self, metrics: &Metrics) -> Result<()> {
         self.remember(metrics);
-        self.metrics.as_mut().map_or(Ok(()), |log| log.write(metrics))
+        let Some(log) = &mut self.metrics else { return Ok(()) };
+        log.write(metrics).and(self.events.step(metrics))
     }
 
     /// Writes into the last line of `metrics.jsonl` why the run ended.
@@ -152,7 +162,8 @@ impl RunFolder {
         let Some(last) = read_metrics(&self.path.join(METRICS))?.pop() else { return Ok(()) };
         let last = Metrics { ended: Some(ended), ..last };
         self.val.extend(last_val(&last));
-        log.amend_last(&last)
+        log.amend_last(&last)?;
+        self.events.end(last.step, &ended)
     }
 
     /// How many validations after that of `step` are in the log.
@@ -162,7 +173,7 @@ impl RunFolder {
 
     /// Writes lines that the disk refused before.
     pub fn flush(&mut self) -> Result<()> {
-        self.metrics.as_mut().map_or(Ok(()), MetricsWriter::flush)
+        self.metrics.as_mut().map_or(Ok(()), MetricsWriter::flush).and(self.events.flush())
     }
 
     /// The log's file, for another thread to sync.
@@ -233,11 +244,12 @@ impl RunFolder {
     }
 
     /// Writes a sample.
-    pub fn sample(&self, step: u64, text: &str) -> Result<()> {
+    pub fn sample(&mut self, step: u64, text: &str) -> Result<()> {
         if !self.leads() {
             return Ok(());
         }
-        atomic::write_file(&self.sample_path(step), |sink| sink.put(text.as_bytes()))
+        atomic::write_file(&self.sample_path(step), |sink| sink.put(text.as_bytes()))?;
+        self.events.sample(step, text)
     }
 
     /// Removes the run that `--overwrite` put aside, now that this one has a checkpoint.
