@@ -4,6 +4,7 @@
 mod args;
 mod commands;
 mod failure;
+mod figures;
 mod hardware;
 mod language_model;
 mod loading;
@@ -30,6 +31,7 @@ use std::path::{Path, PathBuf};
 #[command(
     after_help = "Start here:\n  ironhorse train       trains a small model on built-in stories, then writes\n  \
                         ironhorse generate    writes text with the newest run\n  \
+                        ironhorse watch       shows the newest run: curves, speed, samples\n  \
                         ironhorse tune MODEL --data chat.jsonl    fine-tunes a model on chats\n  \
                         ironhorse fetch --list    models and data that can be used by name\n  \
                         ironhorse doctor      what this machine has and what will be used\n\n\
@@ -63,6 +65,7 @@ enum Command {
     Tokenizer(commands::tokenizer::TokenizerArgs),
     Data(commands::data::DataArgs),
     Eval(commands::eval::EvalArgs),
+    Watch(commands::watch::WatchArgs),
     Compare(commands::compare::CompareArgs),
     Verify(commands::verify::VerifyArgs),
     Bench(commands::bench::BenchArgs),
@@ -163,6 +166,7 @@ fn run(command: Command, line: &[OsString]) -> anyhow::Result<Outcome> {
         Command::Tokenizer(args) => commands::tokenizer::run(&args),
         Command::Data(args) => commands::data::run(&args),
         Command::Eval(args) => commands::eval::run(&args),
+        Command::Watch(args) => commands::watch::run(&args),
         Command::Compare(args) => commands::compare::run(&args),
         Command::Verify(args) => commands::verify::run(&args, line),
         Command::Bench(args) => commands::bench::run(&args),

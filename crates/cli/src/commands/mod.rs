@@ -16,6 +16,7 @@ pub mod plan;
 pub mod prepare;
 pub mod profile;
 pub mod resume_check;
+mod runs;
 pub mod selftest;
 #[cfg(feature = "serve")]
 pub mod serve;
@@ -23,4 +24,5 @@ mod speaking;
 pub mod tokenizer;
 pub mod train;
 pub mod verify;
+pub mod watch;
 mod workload;
