@@ -15,6 +15,7 @@ pub mod model;
 pub mod plan;
 pub mod prepare;
 pub mod profile;
+pub mod report;
 pub mod resume_check;
 mod runs;
 pub mod selftest;
