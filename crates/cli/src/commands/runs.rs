@@ -85,7 +85,7 @@ pub fn facts(run: &RunView) -> Vec<(&'static str, String)> {
         "checkpoints",
         run.checkpoints
             .first()
-            .map(|newest| format!("{}, newest after {}", run.checkpoints.len(), whole(*newest as f64))),
+            .map(|newest| format!("{}, newest {}", run.checkpoints.len(), whole(*newest as f64))),
     );
     add("skipped steps", (!table.bad.is_empty()).then(|| format!("{}, NaN or infinite", table.bad.len())));
     add("spikes", (!table.spikes.is_empty()).then(|| table.spikes.len().to_string()));
