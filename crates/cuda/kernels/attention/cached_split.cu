@@ -21,6 +21,11 @@ constexpr int KEYS = THREADS / LANES;                // at a time
 constexpr int SPAN = KEYS * PASSES;
 static_assert(HEAD_DIM % (LANES * N) == 0 && PARTS <= 4 && HEAD_DIM <= THREADS, "whole vectors, a thread per column");
 constexpr float LOWEST = -3.4e38f;
+#ifdef PLACED
+constexpr bool STORES = false;  // attention/append.cu has
+#else
+constexpr bool STORES = true;
+#endif
 
 // The softmax over some of the positions: the largest score, the sum of exponentials, and one column of their product with the
 // values.
@@ -36,7 +41,7 @@ struct Piece {
 };
 
 // `partials` is (B·NH, splits, HEAD_DIM + 2); `ended` is (B·NH), zero before and after.
-KERNEL __launch_bounds__(THREADS, PARTS == 1 ? 3 : 2)
+KERNEL __launch_bounds__(THREADS, PARTS == 1 && STORES ? 3 : 2)
     attention_cached_split(ACT* out, ACT* keys, ACT* values, const ACT* qkv, float* partials, u32* ended, const Scalars* scalars,
                            const i32* cache_rows, const i32* positions, u32 heads, u32 kv_heads, u32 context, u32 rows, u32 splits,
                            u32 window, u32 sequences) {
@@ -54,10 +59,8 @@ KERNEL __launch_bounds__(THREADS, PARTS == 1 ? 3 : 2)
         return;
     }
     const u32 sequence = cache_rows[b], position = positions[b];
-    constexpr bool STORES = false;
 #else
     const u32 sequence = b, position = min(scalars->position, context - 1);  // the host refuses more; this keeps accesses inside
-    constexpr bool STORES = true;
 #endif
     const u32 begin = first_cached(position, window);
     const u32 first_span = begin / SPAN, spans = position / SPAN + 1, active = min(splits, spans - first_span);
