@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// How often a call that waits looks for a failure.
 const LOOK: Duration = Duration::from_millis(50);
+/// A call that waits and has not looked for so long hangs.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// Heartbeats come at least this often.
 const BEAT: Duration = Duration::from_secs(5);
 /// How long a rank that notices a closed connection waits for another's word about the cause.
@@ -92,6 +94,8 @@ struct Shared {
     in_step: AtomicBool,
     /// Calls that wait for another rank.
     waiting: AtomicUsize,
+    /// Milliseconds after the start at which such a call looked around last.
+    looked: AtomicU64,
     work: Work,
 }
 
@@ -135,6 +139,7 @@ impl TcpRanks {
             count: AtomicU64::new(0),
             in_step: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
+            looked: AtomicU64::new(0),
             work: Work::default(),
         });
         for (rank, stream, sender) in readers {
@@ -275,7 +280,9 @@ impl Shared {
     /// How this rank gets on.
     fn pulse(&self) -> Pulse {
         let count = self.count.load(Ordering::Relaxed);
-        let waits = self.waiting.load(Ordering::Relaxed) > 0;
+        // one that hangs while it waits looks no more
+        let looked = self.now().saturating_sub(self.looked.load(Ordering::Relaxed));
+        let waits = self.waiting.load(Ordering::Relaxed) > 0 && looked < LOOK_AGAIN.as_millis() as u64;
         Pulse { count, works: self.in_step.load(Ordering::Relaxed) && !waits }
     }
 
@@ -324,7 +331,10 @@ impl Shared {
         self.check()?;
         let Some(link) = &self.links[rank] else { return Ok(()) };
         let _waits = self.waits();
-        let go_on = |_| self.failure.get().is_none();
+        let go_on = |_| {
+            self.looks();
+            self.failure.get().is_none()
+        };
         let sent = lock(&link.writer).write(&[&wire::header(Kind::Data, bytes.len()), bytes], &go_on);
         sent.map_err(|_| self.lost(rank))
     }
@@ -336,7 +346,10 @@ impl Shared {
         loop {
             match arrived.recv_timeout(LOOK) {
                 Ok(bytes) => return Ok(bytes),
-                Err(RecvTimeoutError::Timeout) => self.check()?,
+                Err(RecvTimeoutError::Timeout) => {
+                    self.looks();
+                    self.check()?;
+                }
                 Err(RecvTimeoutError::Disconnected) => {
                     if link.finished.load(Ordering::Relaxed) {
                         let what =
@@ -351,8 +364,13 @@ impl Shared {
 
     /// Says, until it is dropped, that this rank waits for another.
     fn waits(&self) -> Waits<'_> {
+        self.looks();
         self.waiting.fetch_add(1, Ordering::Relaxed);
         Waits(self)
+    }
+
+    fn looks(&self) {
+        self.looked.store(self.now(), Ordering::Relaxed);
     }
 
     /// The other ranks, beginning with the next one: not all send to the same at once.
