@@ -4,9 +4,10 @@
     python benches/serve.py --binary target/release/ironhorse --make gpt2 --json serve.json
     python benches/serve.py --binary ironhorse --model FOLDER --device cuda --clients 16
 
-`--make` writes a model of random weights (the speed does not depend on them) for where there are none: gpt2, or 8b, the shape of
-Qwen3-8B. Every answer goes on to its last token (`ignore_eos`), prompts are tokens, and the clock of a client starts before it
-connects. transformers runs the same prompts in the same process order: one at a time, then all as one batch.
+`--make` writes a model of random weights (the speed does not depend on them) for where there are none: gpt2, or 8b,
+the shape of Qwen3-8B. Every answer goes on to its last token (`ignore_eos`), prompts are tokens, and the clock of a
+client starts before it connects. transformers runs the same prompts in the same process order: one at a time, then all
+as one batch.
 """
 
 from __future__ import annotations
@@ -25,27 +26,66 @@ import time
 from pathlib import Path
 from typing import Any
 
-GPT2 = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 12, "n_head": 12, "n_embd": 768,
-        "n_positions": 1024, "n_ctx": 1024, "vocab_size": 50257, "activation_function": "gelu_new", "n_inner": None,
-        "layer_norm_epsilon": 1e-5, "bos_token_id": 50256, "eos_token_id": 50256}  # fmt: skip
-QWEN_8B = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 36,
-           "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288,
-           "vocab_size": 151936, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
-           "hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": False, "use_sliding_window": False,
-           "bos_token_id": 151643, "eos_token_id": 151645}  # fmt: skip
+GPT2 = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "n_layer": 12,
+    "n_head": 12,
+    "n_embd": 768,
+    "n_positions": 1024,
+    "n_ctx": 1024,
+    "vocab_size": 50257,
+    "activation_function": "gelu_new",
+    "n_inner": None,
+    "layer_norm_epsilon": 1e-5,
+    "bos_token_id": 50256,
+    "eos_token_id": 50256,
+}
+QWEN_8B = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 4096,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "use_sliding_window": False,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
 
 
 def tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Names and shapes as transformers has them."""
     if config["model_type"] == "gpt2":
         c = config["n_embd"]
-        all_: dict[str, tuple[int, ...]] = {"transformer.wte.weight": (config["vocab_size"], c), "transformer.wpe.weight": (config["n_positions"], c)}
+        all_: dict[str, tuple[int, ...]] = {
+            "transformer.wte.weight": (config["vocab_size"], c),
+            "transformer.wpe.weight": (config["n_positions"], c),
+        }
         for layer in range(config["n_layer"]):
             for name, shape in {
-                "ln_1.weight": (c,), "ln_1.bias": (c,), "attn.c_attn.weight": (c, 3 * c), "attn.c_attn.bias": (3 * c,),
-                "attn.c_proj.weight": (c, c), "attn.c_proj.bias": (c,), "ln_2.weight": (c,), "ln_2.bias": (c,),
-                "mlp.c_fc.weight": (c, 4 * c), "mlp.c_fc.bias": (4 * c,), "mlp.c_proj.weight": (4 * c, c), "mlp.c_proj.bias": (c,),
-            }.items():  # fmt: skip
+                "ln_1.weight": (c,),
+                "ln_1.bias": (c,),
+                "attn.c_attn.weight": (c, 3 * c),
+                "attn.c_attn.bias": (3 * c,),
+                "attn.c_proj.weight": (c, c),
+                "attn.c_proj.bias": (c,),
+                "ln_2.weight": (c,),
+                "ln_2.bias": (c,),
+                "mlp.c_fc.weight": (c, 4 * c),
+                "mlp.c_fc.bias": (4 * c,),
+                "mlp.c_proj.weight": (4 * c, c),
+                "mlp.c_proj.bias": (c,),
+            }.items():
                 all_[f"transformer.h.{layer}.{name}"] = shape
         return {**all_, "transformer.ln_f.weight": (c,), "transformer.ln_f.bias": (c,)}
     c, f, d = config["hidden_size"], config["intermediate_size"], config["head_dim"]
@@ -53,17 +93,24 @@ def tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     all_ = {"model.embed_tokens.weight": (config["vocab_size"], c)}
     for layer in range(config["num_hidden_layers"]):
         for name, shape in {
-            "input_layernorm.weight": (c,), "self_attn.q_proj.weight": (q, c), "self_attn.k_proj.weight": (kv, c),
-            "self_attn.v_proj.weight": (kv, c), "self_attn.o_proj.weight": (c, q), "self_attn.q_norm.weight": (d,),
-            "self_attn.k_norm.weight": (d,), "post_attention_layernorm.weight": (c,), "mlp.gate_proj.weight": (f, c),
-            "mlp.up_proj.weight": (f, c), "mlp.down_proj.weight": (c, f),
-        }.items():  # fmt: skip
+            "input_layernorm.weight": (c,),
+            "self_attn.q_proj.weight": (q, c),
+            "self_attn.k_proj.weight": (kv, c),
+            "self_attn.v_proj.weight": (kv, c),
+            "self_attn.o_proj.weight": (c, q),
+            "self_attn.q_norm.weight": (d,),
+            "self_attn.k_norm.weight": (d,),
+            "post_attention_layernorm.weight": (c,),
+            "mlp.gate_proj.weight": (f, c),
+            "mlp.up_proj.weight": (f, c),
+            "mlp.down_proj.weight": (c, f),
+        }.items():
             all_[f"model.layers.{layer}.{name}"] = shape
     return {**all_, "model.norm.weight": (c,), "lm_head.weight": (config["vocab_size"], c)}
 
 
 def make(folder: Path, config: dict[str, Any]) -> None:
-    """A folder of random weights: one block of them over and over, so that it is written as fast as the disk takes it."""
+    """A folder of random weights: one block over and over, so that it is written as fast as the disk takes it."""
     import numpy as np
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,8 +137,24 @@ def make(folder: Path, config: dict[str, Any]) -> None:
 
 class Server:
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
-        command = [args.binary, "serve", str(folder), "--listen", "127.0.0.1:0", "--name", "m", "--device", args.device, "--tokenizer", args.tokenizer,
-                   "--rows", str(args.clients), "--context", str(args.prompt + args.tokens), *args.flags]  # fmt: skip
+        command = [
+            args.binary,
+            "serve",
+            str(folder),
+            "--listen",
+            "127.0.0.1:0",
+            "--name",
+            "m",
+            "--device",
+            args.device,
+            "--tokenizer",
+            args.tokenizer,
+            "--rows",
+            str(args.clients),
+            "--context",
+            str(args.prompt + args.tokens),
+            *args.flags,
+        ]
         started = time.perf_counter()
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
@@ -104,7 +167,14 @@ class Server:
 
     def ask(self, prompt: list[int], tokens: int) -> dict[str, float]:
         """Seconds to the first token and to the last, by the client's clock."""
-        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
+        body = {
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "stream": True,
+            "ignore_eos": True,
+            "stream_options": {"include_usage": True},
+        }
         start = time.perf_counter()
         connection = http.client.HTTPConnection(self.host, self.port, timeout=600)
         connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
@@ -142,11 +212,17 @@ def served(args: argparse.Namespace, folder: Path, prompts: list[list[int]]) -> 
     rate = [(args.tokens - 1) / (one["all_s"] - one["first_s"]) for one in alone]
     return {
         "start_s": server.start_s,
-        "alone": {"first_s": statistics.median(one["first_s"] for one in alone), "tokens_per_s": statistics.median(rate),
-                  "whole_tokens_per_s": statistics.median(args.tokens / one["all_s"] for one in alone)},
-        "together": {"clients": args.clients, "tokens_per_s": args.clients * args.tokens / seconds,
-                     "first_s": statistics.median(one["first_s"] for one in together)},
-    }  # fmt: skip
+        "alone": {
+            "first_s": statistics.median(one["first_s"] for one in alone),
+            "tokens_per_s": statistics.median(rate),
+            "whole_tokens_per_s": statistics.median(args.tokens / one["all_s"] for one in alone),
+        },
+        "together": {
+            "clients": args.clients,
+            "tokens_per_s": args.clients * args.tokens / seconds,
+            "first_s": statistics.median(one["first_s"] for one in together),
+        },
+    }
 
 
 def transformers_speed(args: argparse.Namespace, folder: Path, prompts: list[list[int]]) -> dict[str, Any]:
@@ -162,8 +238,14 @@ def transformers_speed(args: argparse.Namespace, folder: Path, prompts: list[lis
         ids = torch.tensor(batch, device=args.device)
         start = time.perf_counter()
         with torch.inference_mode():
-            out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens,
-                                 do_sample=False, pad_token_id=0)  # fmt: skip
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=tokens,
+                min_new_tokens=tokens,
+                do_sample=False,
+                pad_token_id=0,
+            )
         out.cpu()
         return time.perf_counter() - start
 
@@ -173,7 +255,11 @@ def transformers_speed(args: argparse.Namespace, folder: Path, prompts: list[lis
     many = write(prompts, args.tokens)
     return {
         "version": transformers.__version__,
-        "alone": {"first_s": first, "tokens_per_s": (args.tokens - 1) / (one - first), "whole_tokens_per_s": args.tokens / one},
+        "alone": {
+            "first_s": first,
+            "tokens_per_s": (args.tokens - 1) / (one - first),
+            "whole_tokens_per_s": args.tokens / one,
+        },
         "together": {"clients": args.clients, "tokens_per_s": args.clients * args.tokens / many},
     }
 
@@ -198,8 +284,16 @@ def main() -> None:
         folder = args.model or Path(temporary) / "model"
         if args.make:
             make(folder, GPT2 if args.make == "gpt2" else QWEN_8B)
-        prompts = [[(i * 7919 + j * 104729 + 17) % 50000 for j in range(args.prompt)] for i in range(max(args.clients, args.rounds))]
-        report: dict[str, Any] = {"prompt": args.prompt, "tokens": args.tokens, "device": args.device, "ironhorse": served(args, folder, prompts)}
+        prompts = [
+            [(i * 7919 + j * 104729 + 17) % 50000 for j in range(args.prompt)]
+            for i in range(max(args.clients, args.rounds))
+        ]
+        report: dict[str, Any] = {
+            "prompt": args.prompt,
+            "tokens": args.tokens,
+            "device": args.device,
+            "ironhorse": served(args, folder, prompts),
+        }
         if not args.alone:
             report["transformers"] = transformers_speed(args, folder, prompts)
     text = json.dumps(report, indent=1)

@@ -1,4 +1,4 @@
-"""`ironhorse serve` with the official `openai` client and the harness's `local-completions`; `ironhorse chat` through pipes."""
+"""`ironhorse serve` with the `openai` client and the harness's `local-completions`; `ironhorse chat` through pipes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,16 @@ class Server:
     """`ironhorse serve` on a free port."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        command = [os.environ["IRONHORSE_BIN"], "serve", str(folder), "--listen", "127.0.0.1:0", "--device", "cpu", *flags]
+        command = [
+            os.environ["IRONHORSE_BIN"],
+            "serve",
+            str(folder),
+            "--listen",
+            "127.0.0.1:0",
+            "--device",
+            "cpu",
+            *flags,
+        ]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -103,8 +112,12 @@ def test_completions_are_those_of_transformers(server: Server, folder: Path) -> 
 def test_streams_are_the_whole_and_seeds_repeat(server: Server) -> None:
     client = server.client()
     asked: dict[str, Any] = {
-        "model": "small", "messages": [{"role": "user", "content": sentence(2, 5)}], "max_tokens": 14, "seed": 5, "temperature": 1.5,
-    }  # fmt: skip
+        "model": "small",
+        "messages": [{"role": "user", "content": sentence(2, 5)}],
+        "max_tokens": 14,
+        "seed": 5,
+        "temperature": 1.5,
+    }
     whole = client.chat.completions.create(**asked)
     pieces = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     text = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
@@ -157,9 +170,14 @@ def test_the_harness_gives_the_native_scores(folder: Path) -> None:
     server = Server(folder, "--name", "small")
     try:
         remote = LocalCompletionsAPI(
-            model="small", base_url=f"{server.url}/v1/completions", tokenizer=str(folder), tokenizer_backend="huggingface",
-            batch_size=4, max_length=CONTEXT, add_bos_token=True,  # as the native model does for a Llama
-        )  # fmt: skip
+            model="small",
+            base_url=f"{server.url}/v1/completions",
+            tokenizer=str(folder),
+            tokenizer_backend="huggingface",
+            batch_size=4,
+            max_length=CONTEXT,
+            add_bos_token=True,  # as the native model does for a Llama
+        )
         native = IronhorseLM(pretrained=str(folder), device="cpu", batch_tokens=200)
         texts = [(sentence(i, 4), " " + sentence(i + 50, 3)) for i in range(8)]
         asked = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(texts)]
