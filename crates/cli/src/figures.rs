@@ -67,8 +67,8 @@ mod tests {
         );
         assert_eq!(short(f64::NAN), "NaN");
         assert_eq!(
-            [0.0, 3.14, 45.0, 200.0, 7500.0, 360_000.0, f64::NAN].map(duration),
-            ["0.0 s", "3.1 s", "45 s", "3m20s", "2h05m", "4d04h", "unknown"]
+            [0.0, 3.25, 45.0, 200.0, 7500.0, 360_000.0, f64::NAN].map(duration),
+            ["0.0 s", "3.2 s", "45 s", "3m20s", "2h05m", "4d04h", "unknown"]
         );
     }
 }

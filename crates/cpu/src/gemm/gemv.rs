@@ -84,21 +84,26 @@ multiversion! {
     fn tile_dots<const FMA: bool>(w: [&[f32]; 2], x: [&[f32]; TILE_ROWS], fetches: bool) -> [[f32; TILE_ROWS]; 2] {
         let k = w[0].len();
         let whole = k - k % LANES;
-        let mut acc = [[[0.0; LANES]; TILE_ROWS]; 2];
+        // A variable for each sum: of an array of them the compiler keeps none in registers.
+        let [mut a0, mut a1, mut a2, mut a3] = [[0.0; LANES]; TILE_ROWS];
+        let [mut b0, mut b1, mut b2, mut b3] = [[0.0; LANES]; TILE_ROWS];
         for at in (0..whole).step_by(LANES) {
             let [w0, w1] = [lanes(w[0], at), lanes(w[1], at)];
             if fetches {
                 fetch_ahead(w0);
                 fetch_ahead(w1);
             }
-            for r in 0..TILE_ROWS {
-                let x = lanes(x[r], at);
-                for lane in 0..LANES {
-                    acc[0][r][lane] = fma::<FMA>(w0[lane], x[lane], acc[0][r][lane]);
-                    acc[1][r][lane] = fma::<FMA>(w1[lane], x[lane], acc[1][r][lane]);
-                }
-            }
+            let [x0, x1, x2, x3] = x.map(|x| lanes(x, at));
+            add_products::<FMA>(&mut a0, w0, x0);
+            add_products::<FMA>(&mut b0, w1, x0);
+            add_products::<FMA>(&mut a1, w0, x1);
+            add_products::<FMA>(&mut b1, w1, x1);
+            add_products::<FMA>(&mut a2, w0, x2);
+            add_products::<FMA>(&mut b2, w1, x2);
+            add_products::<FMA>(&mut a3, w0, x3);
+            add_products::<FMA>(&mut b3, w1, x3);
         }
+        let mut acc = [[a0, a1, a2, a3], [b0, b1, b2, b3]];
         for c in 0..2 {
             for r in 0..TILE_ROWS {
                 for (lane, at) in (whole..k).enumerate() {
@@ -124,6 +129,14 @@ multiversion! {
             *acc = fma::<FMA>(w, x, *acc);
         }
         tree(acc, |a, b| a + b)
+    }
+}
+
+/// acc += w x, lane by lane.
+#[inline(always)]
+fn add_products<const FMA: bool>(acc: &mut [f32; LANES], w: &[f32; LANES], x: &[f32; LANES]) {
+    for lane in 0..LANES {
+        acc[lane] = fma::<FMA>(w[lane], x[lane], acc[lane]);
     }
 }
 
