@@ -12,12 +12,12 @@ use std::fmt::Write;
 /// Everything that an engine or a report can see of a program, except its random id.
 fn dump(program: &Program, into: &mut String) {
     for node in program.nodes() {
-        let op = without_ranks(without_masks(without_gains(format!("{:?}", node.op))))
+        let op = without_fp8(without_ranks(without_masks(without_gains(format!("{:?}", node.op)))))
             .replace(", scaling: None", "");
         writeln!(into, "{} {} {op}", node.section, program.origin(node)).unwrap();
     }
     for param in program.params() {
-        writeln!(into, "{}", without_adamw(format!("{param:?}"))).unwrap();
+        writeln!(into, "{}", without_fp8(without_adamw(format!("{param:?}")))).unwrap();
     }
     for value in program.values() {
         writeln!(into, "{value:?}").unwrap();
@@ -25,7 +25,7 @@ fn dump(program: &Program, into: &mut String) {
     for io in ["halt", "x", "y", "losses", "loss", "cross_entropy", "norm", "logits", "layers.1.aux"] {
         writeln!(into, "{io} {:?}", program.io(io)).unwrap();
     }
-    let precision = without_adamw(format!("{:?}", program.precision()));
+    let precision = without_fp8(without_adamw(format!("{:?}", program.precision())));
     // the pool of frozen weights is younger than the digests
     let pools = Pool::ALL.into_iter().map(|pool| (pool, program.layout().bytes(pool)));
     let sizes: Vec<usize> =
@@ -41,6 +41,11 @@ fn without_adamw(text: String) -> String {
 /// Leaves out that a program is for one rank: the digests are the same as when there were no others.
 fn without_ranks(text: String) -> String {
     text.replace(", slices: None", "").replace(", first: 0 })", " })")
+}
+
+/// Leaves out that products are not of 8-bit numbers, and that tokens have no rows of the cache of their own.
+fn without_fp8(text: String) -> String {
+    text.replace(", fp8: None", "").replace(", rows: None", "")
 }
 
 /// Leaves out that attention is only causal: the digests are the same as when there were no other masks.

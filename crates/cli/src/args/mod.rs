@@ -297,6 +297,7 @@ pub struct StateArgs {
 
 /// How tensors are kept in 8 bits.
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 #[command(next_help_heading = heading::DEVICE)]
 pub struct Fp8Args {
     /// With --dtype fp8: what the scales of activations and gradients are made from

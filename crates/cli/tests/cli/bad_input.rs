@@ -39,7 +39,7 @@ fn usage_errors_are_one_line() {
     ] {
         place.refuses(line, &[text]);
     }
-    place.refuses("train --dtype f8", &["'f8'", "[possible values: f32, tf32, bf16]"]);
+    place.refuses("train --dtype f8", &["'f8'", "[possible values: f32, tf32, bf16, fp8, fp8-head]"]);
     place.refuses("verify", &["--state FILE with --model, or --key FILE"]);
     place.refuses("verify --state x", &["not provided: --model <FILE>"]);
 }

@@ -13,9 +13,10 @@ use crate::multiversion;
 use crate::team::{TaskPanic, Team};
 use std::ops::Range;
 
-/// More rows than that are faster packed. Up to it the bits of a row do not depend on how many there are: what a model generates
-/// for one request is the same whoever else is served, and however a prompt is cut into pieces.
-pub(crate) const MAX_ROWS: usize = 64;
+/// More rows than that are faster packed.
+pub(super) const FEW: usize = 4;
+/// The same of products whose rows are apart ([`Gemm::rows_apart`]).
+pub(super) const MOST_APART: usize = 64;
 /// Columns in a task.
 const BLOCK: usize = 64;
 /// How far ahead b is fetched, in floats.
@@ -23,7 +24,7 @@ const AHEAD: usize = 1024;
 
 /// Whether this path can compute the product, and is the fastest.
 pub(super) fn fits(g: &Gemm<'_>) -> bool {
-    g.m <= MAX_ROWS && g.b.rs == 1 && g.a.cs == 1
+    g.m <= g.few && g.b.rs == 1 && g.a.cs == 1
 }
 
 /// # Safety

@@ -205,6 +205,7 @@ pub(super) fn decoding(plan: Plan, batch: usize, precision: Precision) -> Result
 }
 
 pub(super) fn serving(plan: Plan, step: ServingStep, precision: Precision) -> Result<Program> {
+    let plan = if let Some(positions) = step.context { plan.within(positions) } else { plan };
     let mut decoder = Decoder::new(plan, (step.tokens, 1), precision)?;
     decoder.net.b.keep_activations(1); // as above
     decoder.net.place(step.sequences);
