@@ -257,8 +257,12 @@ fn bits_of_a_row_do_not_depend_on_the_rows_beside_it() {
         for (n, k) in [(100, 400), (67, 259), (9, 31), (1, 1)] {
             let mut whole = |m| {
                 let case = Case { size: (m, n, k), layouts, beta: Beta::Overwrite, alpha: 1.0 };
-                // SAFETY: the matrices of `product` have these sizes and strides.
-                let c = product(&case, |g| unsafe { gemm(&team, &mut ws, isa, g) }.unwrap()).0;
+                let apart = |g: &Gemm<'_>| {
+                    let g = Gemm { ..*g }.rows_apart(true);
+                    // SAFETY: the matrices of `product` have these sizes and strides.
+                    unsafe { gemm(&team, &mut ws, isa, &g) }.unwrap();
+                };
+                let c = product(&case, apart).0;
                 c.chunks(c.len() / m)
                     .map(|row| row[..n].iter().map(|x| x.to_bits()).collect())
                     .collect::<Vec<Vec<_>>>()
