@@ -231,6 +231,18 @@ pub fn f32_to_f16(value: f32) -> u16 {
     sign | ((magnitude - (112 << 23) + round) >> 13) as u16
 }
 
+/// What the operands of products of f32 are rounded to before they are multiplied. Sums are f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Operands {
+    /// Nothing.
+    #[default]
+    F32,
+    /// 10 bits after the point, by tensor cores.
+    Tf32,
+    /// The nearest bf16, by the CPU engine.
+    Bf16,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -40,7 +40,8 @@ pub use builder::Builder;
 pub use device::{DeviceDescription, Limit, Limits, MemoryUse};
 pub use dropout::{DropMask, DropRate, DropRow, DropSite};
 pub use dtype::{
-    DType, Fp8Products, Fp8Scales, Optimizer, Precision, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16,
+    DType, Fp8Products, Fp8Scales, Operands, Optimizer, Precision, bf16_to_f32, f16_to_f32, f32_to_bf16,
+    f32_to_f16,
 };
 pub use engine::{Engine, EngineExt, Pending, Scalars, Timed, TokenChoice};
 pub use error::{Error, Result};

@@ -1,10 +1,11 @@
 //! GFLOP/s of the matrix products of one GPT-2 124M training step (B = 4, T = 64), and the time they take in all.
 //!
-//!     cargo bench -p ironhorse-cpu --bench gemm -- [threads=1,2] [rounds=7] [isa=avx512] [only=qkv,fc]
+//!     cargo bench -p ironhorse-cpu --bench gemm -- [threads=1,2] [rounds=7] [isa=avx512] [only=qkv,fc] [operands=bf16]
 //!
 //! Each round runs every product once, so operands are as cold as they are in a real step; the median is printed.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
+use ironhorse_core::Operands;
 use ironhorse_cpu::buffer::Buffer;
 use ironhorse_cpu::gemm::{Beta, Gemm, MatMut, MatRef, Workspace, gemm};
 use ironhorse_cpu::isa::Isa;
@@ -88,10 +89,12 @@ fn main() {
     let mut rounds = 7;
     let mut isa = Isa::detect();
     let mut only = String::new();
+    let mut operands = Operands::F32;
     for arg in std::env::args().skip(1) {
         match arg.split_once('=') {
             Some(("threads", list)) => threads = list.split(',').map(|n| n.parse().unwrap()).collect(),
             Some(("rounds", n)) => rounds = n.parse().unwrap(),
+            Some(("operands", "bf16")) => operands = Operands::Bf16,
             Some(("only", names)) => only = names.to_owned(),
             Some(("isa", name)) => isa = Isa::supported().find(|isa| isa.name() == name).unwrap(),
             _ => {}
@@ -109,7 +112,7 @@ fn main() {
         for round in 0..=rounds {
             for (layer, times) in layers.iter_mut().zip(&mut times) {
                 for (kind, times) in times.iter_mut().enumerate() {
-                    let g = layer.product(kind);
+                    let g = layer.product(kind).operands(operands);
                     let start = Instant::now();
                     // SAFETY: the matrices of the layer have these sizes.
                     unsafe { gemm(&team, &mut ws, isa, &g) }.unwrap();
@@ -119,7 +122,7 @@ fn main() {
                 }
             }
         }
-        println!("{} threads, {}: GFLOP/s, median (best) of {rounds}", threads, isa.name());
+        println!("{threads} threads, {}, {operands:?}: GFLOP/s, median (best) of {rounds}", isa.name());
         println!("{:6} {:>14} {:>14} {:>14}", "", "forward", "d_input", "d_weight");
         let (mut total, mut least, mut flops) = (0.0, 0.0, 0.0);
         for (&(name, c, oc, count), times) in chosen.iter().zip(&mut times) {

@@ -1,6 +1,6 @@
 //! The CPU engine.
 
-use crate::gemm::Workspace;
+use crate::gemm::{Workspace, multiplies_bf16};
 use crate::isa::Isa;
 use crate::limits::Limits;
 use crate::memory::Memory;
@@ -8,11 +8,26 @@ use crate::op::{self, Ctx, OpScratch, RopeTables};
 use crate::team::{PerWorker, Team};
 use ironhorse_core::ranks::Alone;
 use ironhorse_core::{
-    Communicator, DType, DeviceDescription, Engine, HostSlice, HostSliceMut, Layout, Limit, MemoryUse, Pool,
-    Program, Result, Scalars, Slot,
+    Communicator, DType, DeviceDescription, Engine, HostSlice, HostSliceMut, Layout, Limit, MemoryUse,
+    Operands, Pool, Program, Result, Scalars, Slot,
 };
 use std::ops::Range;
 use std::sync::Arc;
+
+/// How the CPU engine computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuSettings {
+    /// Threads; 0 means one for each core.
+    pub threads: usize,
+    /// What linear layers round the operands of their products to, where the products are large: bf16 or nothing.
+    pub operands: Operands,
+}
+
+impl From<usize> for CpuSettings {
+    fn from(threads: usize) -> Self {
+        Self { threads, ..Self::default() }
+    }
+}
 
 /// Runs programs on all cores, with the same bits for any number of threads.
 ///
@@ -38,6 +53,7 @@ pub struct CpuEngine {
     memory: Memory,
     team: Team,
     isa: Isa,
+    operands: Operands,
     workspace: Workspace,
     scratch: PerWorker<OpScratch>,
     partials: Vec<f64>,
@@ -52,6 +68,11 @@ impl CpuEngine {
         Self::with_isa(threads, Isa::detect())
     }
 
+    /// An engine as asked for.
+    pub fn with(settings: CpuSettings) -> Self {
+        Self { operands: settings.operands, ..Self::new(settings.threads) }
+    }
+
     /// An engine that uses only these instructions.
     pub fn with_isa(threads: usize, isa: Isa) -> Self {
         let team = Team::new(threads);
@@ -61,6 +82,7 @@ impl CpuEngine {
             memory: Memory::new(),
             team,
             isa,
+            operands: Operands::F32,
             workspace: Workspace::new(),
             scratch,
             partials: Vec::new(),
@@ -68,6 +90,11 @@ impl CpuEngine {
             tables: RopeTables::default(),
             ranks: Arc::new(Alone),
         }
+    }
+
+    /// Whether products of bf16 operands are faster than those of f32 here: the processor has instructions for them.
+    pub fn multiplies_bf16(&self) -> bool {
+        multiplies_bf16(self.isa)
     }
 
     /// How many threads work.
@@ -141,6 +168,7 @@ impl Engine for CpuEngine {
             memory: &self.memory,
             team: &self.team,
             isa: self.isa,
+            operands: self.operands,
             workspace: &mut self.workspace,
             scratch: &mut self.scratch,
             partials: &mut self.partials,

@@ -17,5 +17,5 @@ mod memory;
 mod op;
 pub mod team;
 
-pub use engine::CpuEngine;
+pub use engine::{CpuEngine, CpuSettings};
 pub use limits::Limits;

@@ -1,7 +1,7 @@
 //! Choosing an engine.
 
 use ironhorse_core::{Engine, Error, Result};
-use ironhorse_cpu::CpuEngine;
+use ironhorse_cpu::{CpuEngine, CpuSettings};
 use ironhorse_cuda::{CudaEngine, Settings};
 use std::fmt;
 use std::str::FromStr;
@@ -29,10 +29,11 @@ impl Device {
         }
     }
 
-    /// An engine on this device; `threads` is for the CPU, 0 meaning one for each core, `settings` for the GPU.
-    pub fn engine(self, threads: usize, settings: &Settings) -> Result<Box<dyn Engine>> {
+    /// An engine on this device, with what was asked for of the CPU (or only its threads, 0 meaning one for each core) and of
+    /// the GPU.
+    pub fn engine(self, cpu: impl Into<CpuSettings>, settings: &Settings) -> Result<Box<dyn Engine>> {
         match self.resolve() {
-            Self::Auto | Self::Cpu => Ok(Box::new(CpuEngine::new(threads))),
+            Self::Auto | Self::Cpu => Ok(Box::new(CpuEngine::with(cpu.into()))),
             Self::Cuda(device) => Ok(Box::new(CudaEngine::new(Settings { device, ..settings.clone() })?)),
         }
     }

@@ -6,7 +6,7 @@ use crate::report::{Fault, Mismatch, Report};
 use crate::tolerance::{Terms, tolerance};
 use crate::update;
 use ironhorse_core::op::{Access, Arg};
-use ironhorse_core::{DType, Engine, EngineExt, Error, Pool, Result, Shape, Slot};
+use ironhorse_core::{DType, Engine, EngineExt, Error, Operands, Pool, Result, Shape, Slot};
 use std::iter;
 use std::ops::Range;
 
@@ -16,8 +16,8 @@ const SENTINEL: f32 = -1.5e30;
 /// How a case is checked.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Check {
-    /// The engine may round the operands of products to tf32.
-    pub tf32: bool,
+    /// What the engine may round the operands of products of f32 to.
+    pub operands: Operands,
     /// Run the case a second time and require the same bits.
     pub twice: bool,
 }
@@ -44,7 +44,7 @@ pub fn check_against(
         check_untouched(case, pool, before, after).map_err(mismatch)?;
     }
 
-    let terms = Terms { tf32: check.tf32, scores: case.scores, exact: case.exact };
+    let terms = Terms { operands: check.operands, scores: case.scores, exact: case.exact };
     let mut report = Report {
         op: op.name(),
         case: case.name.clone(),

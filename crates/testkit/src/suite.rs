@@ -5,7 +5,7 @@ use crate::conformance::{Check, check_against, check_refusal};
 use crate::report::{Fault, Mismatch, Report};
 use crate::{Case, FP8_OPS, cases_in, refusals_in};
 use ironhorse_core::op::Op;
-use ironhorse_core::{Engine, EngineExt, Layout, Precision, Result};
+use ironhorse_core::{Engine, EngineExt, Layout, Operands, Precision, Result};
 use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -38,6 +38,8 @@ pub enum Mode {
     F32,
     /// f32 whose matrix products may round their operands to tf32.
     Tf32,
+    /// f32 whose matrix products may round their operands to bf16.
+    Bf16Products,
     /// bf16, with bf16 and with f32 gradients, and with every way to store master weights and moments.
     Bf16,
     /// The ops of 8-bit numbers, beside bf16 with bf16 and with f32 gradients. The other ops are those of bf16.
@@ -50,14 +52,24 @@ impl Mode {
         match self {
             Self::F32 => "f32",
             Self::Tf32 => "tf32",
+            Self::Bf16Products => "bf16-products",
             Self::Bf16 => "bf16",
             Self::Fp8 => "fp8",
         }
     }
 
+    /// What products of f32 may round their operands to.
+    pub const fn operands(self) -> Operands {
+        match self {
+            Self::Tf32 => Operands::Tf32,
+            Self::Bf16Products => Operands::Bf16,
+            Self::F32 | Self::Bf16 | Self::Fp8 => Operands::F32,
+        }
+    }
+
     fn precisions(self) -> &'static [Precision] {
         match self {
-            Self::F32 | Self::Tf32 => &[Precision::F32],
+            Self::F32 | Self::Tf32 | Self::Bf16Products => &[Precision::F32],
             Self::Bf16 => &BF16,
             Self::Fp8 => &[Precision::BF16, Precision::BF16_F32_GRADS],
         }
@@ -89,9 +101,10 @@ impl Suite {
 
     /// The cases to compute and the cases that must be rejected, op by op.
     fn cases(&self) -> (Vec<Case>, Vec<Case>) {
-        // Ops without matrix products compute the same in tf32 as in f32.
+        // Ops without matrix products compute the same whatever these do to their operands.
         let has = |op: &str| {
-            self.mode != Mode::Tf32 || ["linear", "grouped", "attention"].iter().any(|s| op.starts_with(s))
+            self.mode.operands() == Operands::F32
+                || ["linear", "grouped", "attention"].iter().any(|s| op.starts_with(s))
         };
         let has_fp8 = |op: &str| match self.mode {
             Mode::Fp8 => FP8_OPS.contains(&op),
@@ -145,7 +158,7 @@ impl Suite {
         for (engine, summary) in runs.iter_mut() {
             summary.stopped = engine.reserve(&layout).err().map(|error| error.to_string());
         }
-        let check = Check { tf32: self.mode == Mode::Tf32, twice: self.twice };
+        let check = Check { operands: self.mode.operands(), twice: self.twice };
         let mut on_each =
             |runs: &mut [Run<'_>], check: &dyn Fn(&mut dyn Engine) -> Result<Report, Mismatch>| {
                 for (engine, summary) in runs.iter_mut().filter(|(_, summary)| summary.stopped.is_none()) {

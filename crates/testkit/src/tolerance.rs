@@ -11,7 +11,7 @@
 //! mantissas and for tensors of one element; over large tensors the error of a rounding is 1.5e-3 by norm.
 
 use ironhorse_core::op::{Arg, BF16_UNIT, F32_UNIT, Numerics, Op, Product};
-use ironhorse_core::{DType, bf16_to_f32, f32_to_bf16};
+use ironhorse_core::{DType, Operands, bf16_to_f32, f32_to_bf16};
 
 /// The largest relative error of one rounding to tf32, which keeps 11 significant bits: 2⁻¹¹.
 const TF32_UNIT: f64 = 1.0 / 2048.0;
@@ -23,8 +23,8 @@ const FAST_TANH: f64 = 1.0 / 2048.0;
 /// What the tolerance depends on besides the op.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Terms {
-    /// The engine may round the operands of products to tf32.
-    pub tf32: bool,
+    /// What the engine may round the operands of products of f32 to.
+    pub operands: Operands,
     /// The case's largest attention score.
     pub scores: f64,
     /// The op must not change any bit.
@@ -50,18 +50,21 @@ pub fn tolerance(op: &Op, arg: &Arg, want: &[f64], terms: Terms) -> f64 {
 /// The additional error of matrix products on tensor cores. It is 0 in f32, where an engine does not use tensor cores,
 /// or combines several products so that no digits are lost.
 fn products(product: Option<Product>, bf16: bool, terms: Terms) -> f64 {
+    let unit = match terms.operands {
+        Operands::F32 => 0.0,
+        Operands::Tf32 => TF32_UNIT,
+        Operands::Bf16 => BF16_UNIT,
+    };
     match product {
         Some(Product::Linear) if bf16 => TENSOR_CORE_SUM,
         Some(Product::Fp8 { sum }) if bf16 => sum,
         // Scores are sums of at most 160 products, and their absolute error is a relative error of the exponential.
         Some(Product::Attention) if bf16 => TENSOR_CORE_SUM.max(2.0 * F32_UNIT * terms.scores),
         // Both operands are rounded, each with an error of at most half a step.
-        Some(Product::Linear) if terms.tf32 => 2.0 * TF32_UNIT,
+        Some(Product::Linear) => 2.0 * unit,
         // The error of a score becomes a relative error of its exponential; the products with values and gradients add
         // to it.
-        Some(Product::Attention | Product::CachedAttention) if terms.tf32 && !bf16 => {
-            2.0 * TF32_UNIT * (1.0 + terms.scores)
-        }
+        Some(Product::Attention | Product::CachedAttention) if !bf16 => 2.0 * unit * (1.0 + terms.scores),
         _ => 0.0,
     }
 }

@@ -13,7 +13,8 @@ use crate::number;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use ironhorse::Device;
-use ironhorse::core::{Engine, Fp8, Fp8Products, Fp8Scales, Optimizer, Precision};
+use ironhorse::core::{Engine, Fp8, Fp8Products, Fp8Scales, Operands, Optimizer, Precision};
+use ironhorse::cpu::CpuSettings;
 use ironhorse::cuda::{Attention, Settings};
 use ironhorse::train::model::{ModelConfig, Recompute};
 use serde::Serialize;
@@ -175,7 +176,10 @@ pub enum Dtype {
     F32,
     /// f32 whose products round their operands to 10 bits (GPU)
     Tf32,
-    /// bfloat16 with f32 sums
+    /// f32 whose linear layers round their operands to bf16 (CPU; several times as fast where it has AMX)
+    #[serde(rename = "bf16-products")]
+    Bf16Products,
+    /// bfloat16 with f32 sums; on the CPU, bf16-products
     Bf16,
     /// bf16 whose training multiplies the layers of the blocks in 8 bits, each tensor scaled (GPU of compute capability 8.9 or newer)
     Fp8,
@@ -190,6 +194,30 @@ impl Dtype {
         matches!(self, Self::Bf16 | Self::Fp8 | Self::Fp8Head)
     }
 
+    /// What products of f32 round their operands to.
+    pub fn operands(self) -> Operands {
+        match self {
+            Self::Tf32 => Operands::Tf32,
+            Self::Bf16Products => Operands::Bf16,
+            Self::F32 | Self::Bf16 | Self::Fp8 | Self::Fp8Head => Operands::F32,
+        }
+    }
+
+    /// What a device computes for this word; an error for what it cannot.
+    pub fn on(self, device: Device) -> Result<Self> {
+        match (self, device == Device::Cpu) {
+            (Self::Bf16, true) => Ok(Self::Bf16Products),
+            (Self::F32 | Self::Bf16Products, true) => Ok(self),
+            (Self::Bf16Products, false) => {
+                bail!("--dtype bf16-products: the cuda engine has no such products; use --dtype bf16")
+            }
+            (_, true) => {
+                bail!("the cpu engine computes in f32 and bf16, not {}; use --dtype bf16", self.name())
+            }
+            (_, false) => Ok(self),
+        }
+    }
+
     /// The products of 8-bit numbers.
     fn fp8(self) -> Option<Fp8Products> {
         let scales = Fp8Scales::default();
@@ -197,14 +225,14 @@ impl Dtype {
         match self {
             Self::Fp8 => products(false),
             Self::Fp8Head => products(true),
-            Self::F32 | Self::Tf32 | Self::Bf16 => None,
+            Self::F32 | Self::Tf32 | Self::Bf16Products | Self::Bf16 => None,
         }
     }
 
     /// The element types of a program in this precision. Gradients that add up over micro-steps are f32.
     pub fn precision(self, micro_steps: u32) -> Precision {
         match self {
-            Self::F32 | Self::Tf32 => Precision::F32,
+            Self::F32 | Self::Tf32 | Self::Bf16Products => Precision::F32,
             _ => {
                 let bf16 = if micro_steps > 1 { Precision::BF16_F32_GRADS } else { Precision::BF16 };
                 Precision { fp8: self.fp8(), ..bf16 }
@@ -220,12 +248,8 @@ impl EngineArgs {
             (Device::Cuda(_), Some(gpu)) => Device::Cuda(gpu),
             (device, _) => device,
         };
-        match self.dtype {
-            Some(dtype) if dtype != Dtype::F32 && device == Device::Cpu => {
-                bail!("the cpu engine computes in f32 only, not {}; use --dtype f32", dtype.name())
-            }
-            _ => Ok(device),
-        }
+        self.dtype.map_or(Ok(Dtype::F32), |dtype| dtype.on(device))?;
+        Ok(device)
     }
 
     /// The precision asked for, if one was.
@@ -235,20 +259,21 @@ impl EngineArgs {
 
     /// The precision asked for, or the one that suits the device.
     pub fn dtype(&self) -> Result<Dtype> {
-        let default = if self.device()? == Device::Cpu { Dtype::F32 } else { Dtype::Bf16 };
-        Ok(self.dtype.unwrap_or(default))
+        let device = self.device()?;
+        let default = if device == Device::Cpu { Dtype::F32 } else { Dtype::Bf16 };
+        self.dtype.unwrap_or(default).on(device)
     }
 
     /// The precision asked for, or f32: checks are exact unless asked otherwise.
     pub fn exact_dtype(&self) -> Result<Dtype> {
-        self.device()?;
-        Ok(self.dtype.unwrap_or(Dtype::F32))
+        self.dtype.unwrap_or(Dtype::F32).on(self.device()?)
     }
 
     /// The engine asked for.
     pub fn engine(&self) -> Result<Box<dyn Engine>> {
         let threads = if self.threads == 0 { self.share.1 } else { self.threads };
-        Ok(self.device()?.engine(threads, &self.cuda_settings())?)
+        let operands = self.exact_dtype()?.operands();
+        Ok(self.device()?.engine(CpuSettings { threads, operands }, &self.cuda_settings())?)
     }
 
     /// What the flags say about the CUDA engine.

@@ -15,6 +15,7 @@ use anyhow::Result;
 use clap::Args;
 use ironhorse::Device;
 use ironhorse::core::{EngineExt, Limits, Node, Pool, Section};
+use ironhorse::cpu::CpuSettings;
 use ironhorse::cuda::Settings;
 use ironhorse::train::format::ModelChoice;
 use ironhorse::train::model::{Adapted, StepOptions};
@@ -114,12 +115,17 @@ struct PlanReport {
 
 /// The device's memory and, if it can compute in this precision, its limits.
 fn look(args: &PlanArgs, device: Device, dtype: Dtype) -> Result<(Option<u64>, Option<Limits>)> {
-    let mut engine =
-        device.engine(args.threads, &Settings { tf32: dtype == Dtype::Tf32, ..Settings::default() })?;
+    let cpu = CpuSettings { threads: args.threads, operands: dtype.operands() };
+    let mut engine = device.engine(cpu, &Settings { tf32: dtype == Dtype::Tf32, ..Settings::default() })?;
     let has = args.memory.or(engine.memory().free.map(|free| free as u64)).or_else(memory);
-    let runs = device != Device::Cpu || dtype == Dtype::F32;
+    let runs = device != Device::Cpu || is_of_cpu(dtype);
     let limits = runs.then(|| engine.measure_limits(dtype.precision(1).weights)).transpose()?;
     Ok((has, limits))
+}
+
+/// Whether the CPU engine computes in exactly this precision. (What it makes of `bf16` is another one, which needs other memory.)
+fn is_of_cpu(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F32 | Dtype::Bf16Products)
 }
 
 /// What a GPU's libraries take of its memory, in words.
@@ -145,7 +151,7 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
     let program = model.training(batch, options, precision)?;
     let (machine_bytes, limits) = look(args, device, dtype)?;
     // what this machine has no engine for is planned for a GPU
-    let on_gpu = !on_cpu || dtype != Dtype::F32;
+    let on_gpu = !on_cpu || !is_of_cpu(dtype);
     let usable_bytes = machine_bytes.map(|has| if on_gpu { usable_of_gpu(has) } else { has });
     let (optimizer, fp8, room) = (args.state.optimizer, args.state.fp8, usable_bytes);
     let asked = Asked { model: &model, batch, accumulate, sums, dtype, optimizer, fp8, dropout, room };

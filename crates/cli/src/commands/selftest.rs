@@ -4,12 +4,13 @@ use crate::args::{CudaArgs, json_help};
 use crate::hardware::MadeBy;
 use crate::progress::{LINE_EVERY, bar};
 use crate::{Outcome, number, out};
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 use ironhorse::Device;
 use ironhorse::core::op::Op;
-use ironhorse::core::{Engine, Precision};
+use ironhorse::core::{Engine, Operands, Precision};
+use ironhorse::cpu::CpuSettings;
 use ironhorse_testkit::{Fault, Mode, Suite, Summary};
 use serde::Serialize;
 use std::io::IsTerminal;
@@ -53,6 +54,8 @@ enum DtypeArg {
     F32,
     /// f32 whose products round their operands to 10 bits (GPU)
     Tf32,
+    /// f32 whose linear layers round their operands to bf16 (CPU)
+    Bf16Products,
     /// bfloat16 with f32 sums (GPU)
     Bf16,
     /// the ops of 8-bit numbers (GPU of compute capability 8.9 or newer)
@@ -96,12 +99,14 @@ pub fn run(args: &SelftestArgs) -> Result<Outcome> {
     }
     let started = Instant::now();
     let mut summaries = Vec::new();
-    let mut engine: Option<(bool, Box<dyn Engine>)> = None;
+    let mut engine: Option<(Operands, Box<dyn Engine>)> = None;
     for mode in modes {
-        let tf32 = mode == Mode::Tf32;
-        if engine.as_ref().is_none_or(|(has, _)| *has != tf32) {
+        let operands = mode.operands();
+        if engine.as_ref().is_none_or(|(has, _)| *has != operands) {
             drop(engine.take()); // its memory goes before the next one asks for some
-            engine = Some((tf32, device.engine(args.threads, &args.cuda.settings(tf32))?));
+            let cpu = CpuSettings { threads: args.threads, operands };
+            let cuda = args.cuda.settings(mode == Mode::Tf32);
+            engine = Some((operands, device.engine(cpu, &cuda)?));
         }
         let Some((_, engine)) = &mut engine else { continue };
         let suite = Suite {
@@ -156,14 +161,21 @@ fn modes(args: &SelftestArgs, device: Device) -> Result<Vec<Mode>> {
     let modes = match args.dtype {
         DtypeArg::F32 => vec![Mode::F32],
         DtypeArg::Tf32 => vec![Mode::Tf32],
+        DtypeArg::Bf16Products => vec![Mode::Bf16Products],
+        DtypeArg::Bf16 if device == Device::Cpu => vec![Mode::Bf16Products],
         DtypeArg::Bf16 => vec![Mode::Bf16],
         DtypeArg::Fp8 => vec![Mode::Fp8],
-        DtypeArg::All if device == Device::Cpu => vec![Mode::F32],
+        DtypeArg::All if device == Device::Cpu => vec![Mode::F32, Mode::Bf16Products],
         DtypeArg::All if has_fp8(device) => vec![Mode::F32, Mode::Bf16, Mode::Tf32, Mode::Fp8],
         DtypeArg::All => vec![Mode::F32, Mode::Bf16, Mode::Tf32],
     };
-    if let Some(mode) = modes.iter().find(|&&mode| device == Device::Cpu && mode != Mode::F32) {
-        bail!("the cpu engine computes in f32 only, not {}; use --dtype f32", mode.name());
+    for mode in &modes {
+        let there = match mode {
+            Mode::F32 => true,
+            Mode::Bf16Products => device == Device::Cpu,
+            Mode::Tf32 | Mode::Bf16 | Mode::Fp8 => device != Device::Cpu,
+        };
+        ensure!(there, "--dtype {}: {device} has no such products; use --dtype f32 or bf16", mode.name());
     }
     Ok(modes)
 }

@@ -222,7 +222,7 @@ fn options(args: &VerifyArgs, dtype: Dtype, micro_steps: u32) -> Result<Options>
         steps: args.steps,
         recompute: args.recompute.into(),
         precision: args.state_kept.precision(dtype, micro_steps)?,
-        tf32: dtype == Dtype::Tf32,
+        operands: dtype.operands(),
     })
 }
 
@@ -291,7 +291,7 @@ fn lockstep_with_answers(
     let mut session = Session::new(engine, reference.config(), &spec)?;
     load_answers(&mut session, reference.as_mut())?;
     let (inputs, scalars) = (reference.inputs()?, reference.optimizer().scalars);
-    Ok(lockstep(args, inputs.get(), scalars).run(&mut session, cpu(args))?)
+    Ok(lockstep(args, inputs.get(), scalars)?.run(&mut session, cpu(args))?)
 }
 
 /// Random tokens, and random weights where the model is only sizes.
@@ -311,12 +311,12 @@ fn lockstep_with_random(
     let mut session = session_of(choice, engine, &spec, SEED)?;
     let inputs = Inputs::random(args.documents, [args.batch, args.seq], &config, SEED)?;
     let scalars = Scalars { lr: 1e-3, weight_decay: 0.1, grad_clip: 1.0, ..Scalars::default() };
-    Ok(lockstep(args, inputs.batch(), scalars).run(&mut session, cpu(args))?)
+    Ok(lockstep(args, inputs.batch(), scalars)?.run(&mut session, cpu(args))?)
 }
 
-fn lockstep<'a>(args: &VerifyArgs, batch: Batch<'a>, scalars: Scalars) -> Lockstep<'a> {
+fn lockstep<'a>(args: &VerifyArgs, batch: Batch<'a>, scalars: Scalars) -> Result<Lockstep<'a>> {
     let passes = args.steps.map_or(PASSES, |steps| u32::try_from(steps).unwrap_or(u32::MAX));
-    Lockstep { batch, scalars, passes, tf32: args.engine.cuda_settings().tf32 }
+    Ok(Lockstep { batch, scalars, passes, operands: args.engine.exact_dtype()?.operands() })
 }
 
 fn open(args: &VerifyArgs) -> Result<Box<dyn Reference>> {

@@ -17,12 +17,15 @@ pub(super) struct Tile {
     pub b_rs: usize,
     pub c: *mut f32,
     pub c_rs: usize,
+    /// Rows and columns of the tile.
+    pub rows: usize,
+    pub columns: usize,
     /// Columns in the last vector, 1 to `LANES`.
     pub last: usize,
     pub alpha: f32,
     /// Add to c, or overwrite it unread.
     pub accumulate: bool,
-    /// [`fetches`] addresses to bring into the cache meanwhile, three lines each; used by full packed tiles only.
+    /// [`Kernels::fetches`] addresses to bring into the cache meanwhile, three lines each; used by full packed tiles only.
     pub fetch: *const *const f32,
 }
 
@@ -32,12 +35,7 @@ pub(super) const LINE: usize = 16;
 pub(super) const FETCH: usize = 3 * LINE;
 /// Steps of k in which a full tile fetches one address and one row of c, a line of each at a time. Fetching faster
 /// than that takes the line buffers the tile itself needs.
-const FETCH_STEPS: usize = 24;
-
-/// Addresses fetched in a tile of `k` steps.
-pub(super) fn fetches(k: usize) -> usize {
-    k / FETCH_STEPS
-}
+pub(super) const FETCH_STEPS: usize = 24;
 
 /// A tile kernel for fixed `MR` and `NV`.
 pub(super) type Micro = unsafe fn(&Tile);
@@ -65,7 +63,7 @@ pub(super) struct Kernels {
     pub nr: usize,
     /// Floats in a vector.
     pub lanes: usize,
-    /// `packed[mr - 1][nv - 1]`: a from a packed panel.
+    /// `packed[mr - 1][nv - 1]`: a from a packed panel. A kernel for more rows than the table has is in its last row.
     pub packed: &'static [[Micro; 3]; 8],
     /// The same, a by its strides.
     pub strided: &'static [[Micro; 3]; 8],
@@ -73,6 +71,31 @@ pub(super) struct Kernels {
     pub pack_a: Pack,
     /// Into panels of `nr`.
     pub pack_b: Pack,
+    /// A panel has room for a multiple of so many steps.
+    pub unit: usize,
+    /// Steps of k in which a full tile fetches one address.
+    pub fetch_steps: usize,
+    /// What a thread does before its first packed tile and after its last.
+    pub enter: Option<unsafe fn()>,
+    pub leave: Option<unsafe fn()>,
+}
+
+impl Kernels {
+    /// Steps that a panel of `k` has room for, a float each.
+    pub fn room(&self, k: usize) -> usize {
+        k.next_multiple_of(self.unit)
+    }
+
+    /// Addresses fetched in a tile of `k` steps.
+    pub fn fetches(&self, k: usize) -> usize {
+        k / self.fetch_steps
+    }
+
+    /// The kernel of a packed tile of this size.
+    #[inline(always)]
+    pub fn packed(&self, rows: usize, vectors: usize) -> Micro {
+        self.packed[rows.min(self.packed.len()) - 1][vectors - 1]
+    }
 }
 
 /// A vector of floats. All functions need the instructions of the type that implements it.
@@ -223,6 +246,10 @@ macro_rules! kernels {
                 strided: &[$([tile::<$rows, 1, false>, tile::<$rows, 2, false>, tile::<$rows, 3, false>]),*],
                 pack_a: $pack_a,
                 pack_b: $pack_b,
+                unit: 1,
+                fetch_steps: super::kernel::FETCH_STEPS,
+                enter: None,
+                leave: None,
             }
         };
     };

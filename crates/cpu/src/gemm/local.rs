@@ -92,6 +92,8 @@ pub unsafe fn gemm_local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>) {
                         // SAFETY: row < m, column < n.
                         c: unsafe { g.c.ptr.add(row * g.c.rs + column) },
                         c_rs: g.c.rs,
+                        rows: height,
+                        columns,
                         last: columns - (vectors - 1) * kernels.lanes,
                         alpha: g.alpha,
                         accumulate: g.beta == Beta::Accumulate || k0 > 0,

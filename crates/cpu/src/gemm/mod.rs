@@ -16,8 +16,11 @@ mod local;
 mod pack;
 mod plan;
 mod portable;
+mod rounded;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 mod workspace;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -25,6 +28,7 @@ mod x86;
 use crate::isa::{Isa, IsaKind};
 use crate::team::{TaskPanic, Team};
 pub use grouped::{Group, gemm_grouped};
+use ironhorse_core::Operands;
 use kernel::Kernels;
 pub use local::gemm_local;
 use std::ops::Range;
@@ -32,6 +36,9 @@ pub use workspace::{LocalScratch, Workspace};
 
 /// The widest panel of any kernel.
 const MAX_NR: usize = 48;
+
+/// Rows, columns and steps of the smallest product whose operands are rounded.
+const LEAST_ROUNDED: usize = 32;
 
 /// A matrix that is read: element (i, j) at `ptr + i * rs + j * cs`.
 #[derive(Clone, Copy, Debug)]
@@ -99,12 +106,14 @@ pub struct Gemm<'a> {
     pub alpha: f32,
     /// Applied to regions of c once they are final.
     pub epilogue: Option<Epilogue<'a>>,
+    /// What a and b are rounded to: to bf16 by a rule of the sizes alone, where the product is large enough; never to tf32.
+    pub operands: Operands,
 }
 
 impl<'a> Gemm<'a> {
     /// c = a b, without an epilogue.
     pub fn new((m, n, k): (usize, usize, usize), a: MatRef, b: MatRef, c: MatMut) -> Self {
-        Self { m, n, k, a, b, c, beta: Beta::Overwrite, alpha: 1.0, epilogue: None }
+        Self { m, n, k, a, b, c, beta: Beta::Overwrite, alpha: 1.0, epilogue: None, operands: Operands::F32 }
     }
 
     /// With another treatment of the old c.
@@ -120,6 +129,18 @@ impl<'a> Gemm<'a> {
     /// With an epilogue.
     pub fn epilogue(self, epilogue: Epilogue<'a>) -> Self {
         Self { epilogue: Some(epilogue), ..self }
+    }
+
+    /// With operands that are rounded.
+    pub fn operands(self, operands: Operands) -> Self {
+        Self { operands, ..self }
+    }
+
+    /// Whether its operands are rounded. A product with a factor, or of few rows, columns or steps, stays as it is.
+    fn is_rounded(&self) -> bool {
+        self.operands == Operands::Bf16
+            && self.alpha == 1.0
+            && self.m.min(self.n).min(self.k) >= LEAST_ROUNDED
     }
 
     fn finish(&self, rows: Range<usize>, columns: Range<usize>, worker: usize) {
@@ -156,6 +177,24 @@ fn kernels(isa: Isa) -> &'static Kernels {
     }
 }
 
+/// The kernels of products whose operands are rounded.
+fn rounding_kernels(isa: Isa) -> &'static Kernels {
+    match isa.kind() {
+        #[cfg(target_arch = "x86_64")]
+        IsaKind::Avx512 if tiles::are_there() => &tiles::KERNELS,
+        #[cfg(target_arch = "x86_64")]
+        IsaKind::Avx512 => &rounded::AVX512,
+        #[cfg(target_arch = "x86_64")]
+        IsaKind::Avx2Fma => &rounded::AVX2,
+        _ => &rounded::PORTABLE,
+    }
+}
+
+/// Whether products of bf16 operands are faster than those of f32 on this machine.
+pub fn multiplies_bf16(isa: Isa) -> bool {
+    rounding_kernels(isa).enter.is_some()
+}
+
 /// Computes `g` with all threads of `team`.
 ///
 /// # Safety
@@ -175,6 +214,10 @@ pub unsafe fn gemm(team: &Team, ws: &mut Workspace, isa: Isa, g: &Gemm<'_>) -> R
     if gemv::fits(g) {
         // SAFETY: guaranteed by the caller; `fits` was asked.
         return unsafe { gemv::gemv(team, isa, g) };
+    }
+    if g.is_rounded() {
+        // SAFETY: guaranteed by the caller; m, n and k are not zero.
+        return unsafe { plan::Plan::new(g, rounding_kernels(isa), team.threads()).run(team, ws) };
     }
     // With an epilogue every block would be read and written once more: GPT-2's forward products took a fifth longer.
     if blocks::fits(g) && g.epilogue.is_none() {

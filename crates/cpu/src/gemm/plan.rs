@@ -1,6 +1,6 @@
 //! How one product is cut into slices, panels and tasks, and the tasks.
 
-use super::kernel::{FETCH, Kernels, Pack, Packing, Tile, fetches};
+use super::kernel::{FETCH, Kernels, Pack, Packing, Tile};
 use super::workspace::{WorkerScratch, Workspace};
 use super::{Beta, Gemm};
 use crate::team::{TaskPanic, Team};
@@ -28,7 +28,8 @@ pub(super) fn reserve_most(ws: &mut Workspace, kernels: &Kernels, threads: usize
     // The lesser side is shared: whole panels of it, one slice at least.
     let shared = (m.min(n) + super::MAX_NR) * kc;
     let vectors = (MAX_BLOCK[1] * kernels.nr).max(MAX_BLOCK[2] * kernels.mr);
-    let addresses = (vectors * kc.div_ceil(FETCH)).max(kc * vectors.div_ceil(FETCH)) + 2 * fetches(kc).max(1);
+    let addresses =
+        (vectors * kc.div_ceil(FETCH)).max(kc * vectors.div_ceil(FETCH)) + 2 * kernels.fetches(kc).max(1);
     ws.reserve(shared.max(SHARED_BYTES / size_of::<f32>()), threads, (vectors * kc, addresses));
 }
 
@@ -138,7 +139,7 @@ impl<'a> Plan<'a> {
         let stream_b = g.n >= g.m;
         let (shared, streamed) = if stream_b { (a, b) } else { (b, a) };
         let kc = slice_len(g.k);
-        let slice_bytes = shared.panels() * shared.width * kc * size_of::<f32>();
+        let slice_bytes = shared.panels() * shared.width * kernels.room(kc) * size_of::<f32>();
         let phase = (SHARED_BYTES / slice_bytes).max(1);
         // About four tasks a thread even out what the threads do besides.
         let (panels, others) = (streamed.panels(), shared.panels());
@@ -153,9 +154,10 @@ impl<'a> Plan<'a> {
     /// As [`gemm`](super::gemm); m, n and k are not zero.
     pub(super) unsafe fn run(&self, team: &Team, ws: &mut Workspace) -> Result<(), TaskPanic> {
         let slices = self.g.k.div_ceil(self.kc);
-        let shared_slice = self.shared.panels() * self.shared.width * self.kc;
-        let block = self.block * self.streamed.width * self.kc;
-        let fetches = self.streamed.fetches(self.block, self.kc) + 2 * fetches(self.kc).max(1);
+        let room = self.kernels.room(self.kc);
+        let shared_slice = self.shared.panels() * self.shared.width * room;
+        let block = self.block * self.streamed.width * room;
+        let fetches = self.streamed.fetches(self.block, self.kc) + 2 * self.kernels.fetches(self.kc).max(1);
         ws.reserve(self.phase.min(slices) * shared_slice, self.threads, (block, fetches));
         // Each address is used by one worker at a time (its number), the shared one is written to in disjoint parts.
         let packed = SharedPtr(ws.shared.as_mut_ptr());
@@ -184,7 +186,8 @@ impl<'a> Plan<'a> {
 
     /// Where panel `panel` of slice `slice` (counted from the start of the phase) is.
     fn shared_at(&self, slice: usize, panel: usize, steps: usize) -> usize {
-        (slice * self.shared.panels() * self.kc + panel * steps) * self.shared.width
+        let room = |steps| self.kernels.room(steps);
+        (slice * self.shared.panels() * room(self.kc) + panel * room(steps)) * self.shared.width
     }
 
     /// # Safety
@@ -227,6 +230,10 @@ impl<'a> Plan<'a> {
         let mine = cut(block, self.block, self.streamed.panels());
         let part = cut(part, self.part, self.shared.panels());
         let buffer = scratch.block.as_mut_ptr();
+        if let Some(enter) = self.kernels.enter {
+            // SAFETY: the kernels are of an `Isa` this machine has.
+            unsafe { enter() };
+        }
         for slice in phase.clone() {
             let steps = self.steps(slice);
             // SAFETY: the buffer holds `self.block` panels of `self.kc` steps.
@@ -234,7 +241,7 @@ impl<'a> Plan<'a> {
             scratch.fetch.clear();
             self.fetch_after(block, slice, phase, &mut scratch.fetch);
             // Tiles beyond the end of the list fetch an address that is in the cache anyway.
-            let each = fetches(steps.len()).max(1);
+            let each = self.kernels.fetches(steps.len()).max(1);
             scratch.fetch.resize(scratch.fetch.len().next_multiple_of(each) + each, packed);
             let mut lists = scratch.fetch.chunks_exact(each).map(<[_]>::as_ptr);
             let mut fetch = lists.next().unwrap_or(std::ptr::null());
@@ -245,7 +252,8 @@ impl<'a> Plan<'a> {
                     for other in chunk.clone() {
                         // SAFETY: both panels are packed; the tile is inside the task's region of c.
                         unsafe {
-                            let x = buffer.add((panel - mine.start) * self.streamed.width * steps.len());
+                            let room = self.kernels.room(steps.len());
+                            let x = buffer.add((panel - mine.start) * self.streamed.width * room);
                             let y = packed.add(self.shared_at(slice - phase.start, other, steps.len()));
                             self.tile((panel, x), (other, y), steps.clone(), fetch);
                             fetch = lists.next().unwrap_or(fetch);
@@ -253,6 +261,10 @@ impl<'a> Plan<'a> {
                     }
                 }
             }
+        }
+        if let Some(leave) = self.kernels.leave {
+            // SAFETY: as above.
+            unsafe { leave() };
         }
         if self.steps(phase.end - 1).end == self.g.k {
             let (mine, part) = (self.streamed.vectors(&mine), self.shared.vectors(&part));
@@ -298,12 +310,14 @@ impl<'a> Plan<'a> {
             // SAFETY: row < m and column < n.
             c: unsafe { self.g.c.ptr.add(row * self.g.c.rs + column) },
             c_rs: self.g.c.rs,
+            rows,
+            columns,
             last: columns - (vectors - 1) * kernels.lanes,
             alpha: self.g.alpha,
             accumulate: self.g.beta == Beta::Accumulate || steps.start > 0,
             fetch,
         };
         // SAFETY: the kernel of the size of the tile, of an `Isa` this machine has.
-        unsafe { (kernels.packed[rows - 1][vectors - 1])(&tile) };
+        unsafe { (kernels.packed(rows, vectors))(&tile) };
     }
 }

@@ -1,6 +1,7 @@
 //! Against f64, on awkward sizes, with every set of instructions this machine has.
 
 use super::*;
+use ironhorse_core::{Operands, bf16_to_f32, f32_to_bf16};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 fn random(len: usize, seed: u64) -> Vec<f32> {
@@ -48,8 +49,12 @@ impl Owned {
         Self { data, rs, cs }
     }
 
-    fn at(&self, i: usize, j: usize) -> f64 {
-        f64::from(self.data[i * self.rs + j * self.cs])
+    fn at(&self, i: usize, j: usize, operands: Operands) -> f64 {
+        let value = self.data[i * self.rs + j * self.cs];
+        match operands {
+            Operands::F32 | Operands::Tf32 => value.into(),
+            Operands::Bf16 => bf16_to_f32(f32_to_bf16(value)).into(),
+        }
     }
 
     fn mat(&self) -> MatRef {
@@ -62,6 +67,7 @@ struct Case {
     layouts: (Layout, Layout),
     beta: Beta,
     alpha: f32,
+    operands: Operands,
 }
 
 /// Runs a case and gives c with its row stride: old values 0.25 or NaN, and NaN between the rows.
@@ -77,7 +83,12 @@ fn product(case: &Case, call: impl FnOnce(&Gemm<'_>)) -> (Vec<f32>, usize) {
         }
     }
     let out = MatMut { ptr: c.as_mut_ptr(), rs };
-    call(&Gemm::new(case.size, a.mat(), b.mat(), out).beta(case.beta).alpha(case.alpha));
+    call(
+        &Gemm::new(case.size, a.mat(), b.mat(), out)
+            .beta(case.beta)
+            .alpha(case.alpha)
+            .operands(case.operands),
+    );
     (c, rs)
 }
 
@@ -91,8 +102,9 @@ fn check(case: &Case, what: &str, call: impl FnOnce(&Gemm<'_>)) {
         for j in 0..n {
             let (mut sum, mut size) = (0.0, 0.0);
             for p in 0..k {
-                sum += a.at(i, p) * b.at(p, j);
-                size += (a.at(i, p) * b.at(p, j)).abs();
+                let one = a.at(i, p, case.operands) * b.at(p, j, case.operands);
+                sum += one;
+                size += one.abs();
             }
             let want = old + f64::from(case.alpha) * sum;
             // A random walk of k roundings, with room.
@@ -157,13 +169,52 @@ fn agrees_with_f64() {
                 for b in LAYOUTS {
                     for (beta, alpha) in [(Beta::Overwrite, 1.0), (Beta::Accumulate, -0.5)] {
                         ws.poison();
-                        let case = Case { size, layouts: (a, b), beta, alpha };
+                        let case = Case { size, layouts: (a, b), beta, alpha, operands: Operands::F32 };
                         // SAFETY: the matrices of `product` have these sizes and strides.
                         check(&case, isa.name(), |g| unsafe { gemm(&team, &mut ws, isa, g) }.unwrap());
                         ws.poison();
                         // SAFETY: as above.
                         check(&case, isa.name(), |g| unsafe { planned(&team, &mut ws, isa, g) }.unwrap());
                     }
+                }
+            }
+        }
+    }
+}
+
+/// With and without the unit that multiplies them: exact products of rounded operands, and the bits of one thread.
+#[test]
+fn rounded_operands_agree_with_f64() {
+    let (team, one) = (Team::new(3), Team::new(1));
+    let mut ws = Workspace::new();
+    let sizes = [
+        (32, 32, 32),
+        (33, 47, 65),
+        (64, 100, 1000),
+        (257, 97, 400),
+        (40, 333, 96),
+        (31, 64, 64),
+        (33, 65, 18_049),
+    ];
+    for isa in isas() {
+        for size in sizes {
+            for layouts in LAYOUTS.into_iter().flat_map(|a| LAYOUTS.map(|b| (a, b))) {
+                for beta in [Beta::Overwrite, Beta::Accumulate] {
+                    // one with few rows is computed as if nothing had been asked for
+                    let few = size.0 < LEAST_ROUNDED;
+                    let operands = if few { Operands::F32 } else { Operands::Bf16 };
+                    let case = Case { size, layouts, beta, alpha: 1.0, operands };
+                    ws.poison();
+                    check(&case, isa.name(), |g| {
+                        // SAFETY: the matrices of `product` have these sizes and strides.
+                        unsafe { gemm(&team, &mut ws, isa, &g.operands(Operands::Bf16)) }.unwrap();
+                    });
+                    // SAFETY: as above.
+                    let (c, _) = product(&case, |g| unsafe { gemm(&team, &mut ws, isa, g) }.unwrap());
+                    // SAFETY: as above.
+                    let (again, _) = product(&case, |g| unsafe { gemm(&one, &mut ws, isa, g) }.unwrap());
+                    let same = c.iter().zip(&again).all(|(a, b)| a.to_bits() == b.to_bits());
+                    assert!(same, "{isa:?} {size:?} {layouts:?}: bits depend on threads");
                 }
             }
         }
@@ -180,7 +231,7 @@ fn local_agrees_with_f64() {
                     for (beta, alpha) in [(Beta::Overwrite, 0.125), (Beta::Accumulate, 1.0)] {
                         scratch.packed.as_mut_slice().fill(f32::NAN);
                         scratch.packed_a.as_mut_slice().fill(f32::NAN);
-                        let case = Case { size, layouts: (a, b), beta, alpha };
+                        let case = Case { size, layouts: (a, b), beta, alpha, operands: Operands::F32 };
                         // SAFETY: the matrices of `product` have these sizes and strides.
                         check(&case, isa.name(), |g| unsafe { gemm_local(&mut scratch, isa, g) });
                     }
@@ -201,7 +252,7 @@ fn vocabulary_sized() {
             ((50257, 9, 5), (Layout::Columns, Layout::Rows)),
         ] {
             for beta in [Beta::Overwrite, Beta::Accumulate] {
-                let case = Case { size, layouts, beta, alpha: 1.0 };
+                let case = Case { size, layouts, beta, alpha: 1.0, operands: Operands::F32 };
                 // SAFETY: the matrices of `product` have these sizes and strides.
                 check(&case, isa.name(), |g| unsafe { gemm(&team, &mut ws, isa, g) }.unwrap());
             }
@@ -228,7 +279,8 @@ fn bits_do_not_depend_on_threads() {
                 (Layout::Rows, Layout::Rows),
                 (Layout::Columns, Layout::Rows),
             ] {
-                let case = Case { size, layouts, beta: Beta::Accumulate, alpha: 1.0 };
+                let case =
+                    Case { size, layouts, beta: Beta::Accumulate, alpha: 1.0, operands: Operands::F32 };
                 let to_bits = |c: Vec<f32>| c.into_iter().map(f32::to_bits).collect::<Vec<_>>();
                 // SAFETY: the matrices of `product` have these sizes and strides.
                 let first = product(&case, |g| unsafe { gemm(&teams[0], &mut ws, isa, g) }.unwrap());
@@ -254,7 +306,13 @@ fn sets_with_fma_give_the_same_bits() {
     let team = Team::new(2);
     let mut ws = Workspace::new();
     for size in [(61, 331, 1153), (3, 77, 500)] {
-        let case = Case { size, layouts: (Layout::Rows, Layout::Columns), beta: Beta::Overwrite, alpha: 1.0 };
+        let case = Case {
+            size,
+            layouts: (Layout::Rows, Layout::Columns),
+            beta: Beta::Overwrite,
+            alpha: 1.0,
+            operands: Operands::F32,
+        };
         let bits: Vec<Vec<u32>> = isas()
             .filter(|&isa| isa != Isa::PORTABLE)
             // SAFETY: the matrices of `product` have these sizes and strides.
@@ -279,6 +337,7 @@ fn epilogue_sees_each_final_element_once() {
                     layouts: (Layout::Rows, Layout::Columns),
                     beta: Beta::Overwrite,
                     alpha: 1.0,
+                    operands: Operands::F32,
                 };
                 // SAFETY: the matrices of `product` have these sizes and strides.
                 let (plain, rs) = product(&case, |g| unsafe { gemm(&team, &mut ws, isa, g) }.unwrap());

@@ -222,25 +222,29 @@ unsafe fn transpose_8(src: *const f32, stride: usize, lanes: usize, steps: usize
 unsafe fn transpose_16(src: *const f32, stride: usize, lanes: usize, steps: usize, dst: *mut f32) {
     // SAFETY: guaranteed by the caller.
     let r = unsafe { rows_of::<16>(src, stride, lanes, steps) };
+    for (step, row) in transpose(r).into_iter().enumerate().take(steps) {
+        // SAFETY: this step is inside the panel.
+        unsafe { _mm512_storeu_ps(dst.add(step * 48), row) };
+    }
+}
+
+/// Rows and columns exchanged.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+pub(super) fn transpose(r: [__m512; 16]) -> [__m512; 16] {
     let quads = [quad(&r[..4]), quad(&r[4..8]), quad(&r[8..12]), quad(&r[12..])];
+    let mut out = r;
     for t in 0..4 {
         let [q0, q1, q2, q3] = [quads[0][t], quads[1][t], quads[2][t], quads[3][t]];
         // Lanes (0, 2) and (1, 3) of two vectors each, then the same once more: lane L of all four together.
         let (a, b) = (_mm512_shuffle_f32x4::<0x88>(q0, q1), _mm512_shuffle_f32x4::<0xdd>(q0, q1));
         let (c, d) = (_mm512_shuffle_f32x4::<0x88>(q2, q3), _mm512_shuffle_f32x4::<0xdd>(q2, q3));
-        let rows = [
-            _mm512_shuffle_f32x4::<0x88>(a, c),
-            _mm512_shuffle_f32x4::<0x88>(b, d),
-            _mm512_shuffle_f32x4::<0xdd>(a, c),
-            _mm512_shuffle_f32x4::<0xdd>(b, d),
-        ];
-        for (lane, row) in rows.into_iter().enumerate() {
-            if 4 * lane + t < steps {
-                // SAFETY: this step is inside the panel.
-                unsafe { _mm512_storeu_ps(dst.add((4 * lane + t) * 48), row) };
-            }
-        }
+        out[t] = _mm512_shuffle_f32x4::<0x88>(a, c);
+        out[4 + t] = _mm512_shuffle_f32x4::<0x88>(b, d);
+        out[8 + t] = _mm512_shuffle_f32x4::<0xdd>(a, c);
+        out[12 + t] = _mm512_shuffle_f32x4::<0xdd>(b, d);
     }
+    out
 }
 
 #[inline]

@@ -15,13 +15,13 @@ pub(super) fn rows_of(span: Span<f32>, cols: usize) -> MatRef {
     MatRef::row_major(span.ptr().cast_const(), cols)
 }
 
-/// Runs a product over whole slots.
+/// Runs a product over whole slots, with operands as the engine rounds them.
 ///
 /// # Safety
 /// The matrices are inside slots of the op; `c` shares no memory with `a` and `b`.
 pub(super) unsafe fn product(ctx: &mut Ctx<'_>, product: Gemm<'_>) -> Result<()> {
     // SAFETY: passed on to the caller.
-    unsafe { gemm(ctx.team, ctx.workspace, ctx.isa, &product) }.map_err(engine_error)
+    unsafe { gemm(ctx.team, ctx.workspace, ctx.isa, &product.operands(ctx.operands)) }.map_err(engine_error)
 }
 
 pub fn linear_fwd(ctx: &mut Ctx<'_>, op: &LinearFwd) -> Result<()> {

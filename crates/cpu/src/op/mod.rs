@@ -28,7 +28,7 @@ use crate::kernel::attention::{QueryScratch, TileScratch};
 use crate::memory::{Memory, Span};
 use crate::team::{Done, PerWorker, Split, Team};
 use ironhorse_core::op::Op;
-use ironhorse_core::{Communicator, Error, Program, Result, Scalars, Slot};
+use ironhorse_core::{Communicator, Error, Operands, Program, Result, Scalars, Slot};
 pub use rope::RopeTables;
 use std::ops::Range;
 
@@ -40,6 +40,8 @@ pub struct Ctx<'a> {
     pub memory: &'a Memory,
     pub team: &'a Team,
     pub isa: Isa,
+    /// What the operands of the products of linear layers are rounded to.
+    pub operands: Operands,
     pub workspace: &'a mut Workspace,
     pub scratch: &'a mut PerWorker<OpScratch>,
     pub partials: &'a mut Vec<f64>,

@@ -4,7 +4,8 @@
 
 use ironhorse::core::op::{Op, Quantize};
 use ironhorse::core::{
-    DType, Engine, EngineExt, Fp8, Fp8Products, Fp8Scales, Precision, Program, Result, Scalars, Section, Slot,
+    DType, Engine, EngineExt, Fp8, Fp8Products, Fp8Scales, Operands, Precision, Program, Result, Scalars,
+    Section, Slot,
 };
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::model::{ModelConfig, Recompute};
@@ -130,7 +131,8 @@ fn recomputing_changes_no_bit() {
 fn lockstep(config: ModelConfig, engine: Box<dyn Engine>, precision: Precision) -> LockstepReport {
     let (x, y) = tokens();
     let mut session = session(config, engine, precision);
-    let lockstep = Lockstep { batch: Batch::plain(&x, &y), scalars: scalars(1), passes: 2, tf32: false };
+    let lockstep =
+        Lockstep { batch: Batch::plain(&x, &y), scalars: scalars(1), passes: 2, operands: Operands::F32 };
     lockstep.run(&mut session, Box::new(CpuEngine::new(1))).unwrap()
 }
 

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
-use ironhorse::core::{Engine, EngineExt, Pool, Precision, Scalars};
+use ironhorse::core::{Engine, EngineExt, Operands, Pool, Precision, Scalars};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::cuda::{CudaEngine, Settings};
 use ironhorse::train::format::answer_key::AnswerKey;
@@ -183,7 +183,7 @@ fn in_lockstep(model: Adapted, engine: Box<dyn Engine>, precision: Precision) {
     let (x, y): (Vec<i32>, Vec<i32>) = (0..18).map(|i| (i * 5 % 51, (i * 5 + 5) % 51)).unzip();
     let scalars = Scalars { lr: 1e-2, weight_decay: 0.1, ..Scalars::default() };
     let mut session = session(model, engine, precision);
-    let lockstep = Lockstep { batch: Batch::plain(&x, &y), scalars, passes: 2, tf32: false };
+    let lockstep = Lockstep { batch: Batch::plain(&x, &y), scalars, passes: 2, operands: Operands::F32 };
     let report = lockstep.run(&mut session, cpu()).unwrap();
     assert!(report.passed(), "{report}");
     let kinds: Vec<&str> = report.kinds.iter().map(|kind| kind.op).collect();

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)] // a panic is a failed test, in helpers too
 
 use ironhorse::core::op::Op;
-use ironhorse::core::{Engine, EngineExt, Optimizer, Pool, Precision, Scalars};
+use ironhorse::core::{Engine, EngineExt, Operands, Optimizer, Pool, Precision, Scalars};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::format::answer_key::AnswerKey;
 use ironhorse::train::format::checkpoint::{Checkpoint, CheckpointParts, TrainerState, write_checkpoint};
@@ -206,12 +206,12 @@ fn steps_are_those_of_pytorch() {
     let plain = Options::default();
     let bf16 = Options { precision: Precision::BF16, ..plain };
     let small = Options { precision: Precision::BF16.with_residual().with_bf16_moments(), ..plain };
-    let tf32 = Options { tf32: true, ..plain };
+    let tf32 = Options { operands: Operands::Tf32, ..plain };
     for (engine, options) in [
         (cpu(), plain),
         (rounding(Rounding::Bf16), bf16),
         (rounding(Rounding::Bf16), small),
-        (rounding(Rounding::Tf32), tf32),
+        (rounding(Rounding::Operands(Operands::Tf32)), tf32),
     ] {
         let report = verify_key(engine, &options);
         assert!(report.passed(), "{report}");
@@ -223,7 +223,8 @@ fn steps_are_those_of_pytorch() {
 #[test]
 fn engines_agree_op_by_op() {
     let (x, y) = tokens();
-    let lockstep = Lockstep { batch: Batch::plain(&x, &y), scalars: scalars(1), passes: 2, tf32: false };
+    let lockstep =
+        Lockstep { batch: Batch::plain(&x, &y), scalars: scalars(1), passes: 2, operands: Operands::F32 };
     for config in models() {
         for precision in [Precision::BF16, Precision::BF16.with_residual().with_bf16_moments()] {
             let precision = precision.with_optimizer(Optimizer::Muon);

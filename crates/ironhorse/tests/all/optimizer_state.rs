@@ -5,8 +5,8 @@
 
 use ironhorse::core::op::AdamW;
 use ironhorse::core::{
-    Builder, DType, Engine, EngineExt, Optimizer, Pool, Precision, RandomRounding, Scalars, Section,
-    bf16_to_f32,
+    Builder, DType, Engine, EngineExt, Operands, Optimizer, Pool, Precision, RandomRounding, Scalars,
+    Section, bf16_to_f32,
 };
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::format::answer_key::AnswerKey;
@@ -170,7 +170,8 @@ fn a_checkpoint_brings_every_bit_back() {
 #[test]
 fn lockstep_and_verify_pass_with_every_choice() {
     let (x, y) = tokens();
-    let lockstep = Lockstep { batch: Batch::plain(&x, &y), scalars: scalars(1), passes: 2, tf32: false };
+    let lockstep =
+        Lockstep { batch: Batch::plain(&x, &y), scalars: scalars(1), passes: 2, operands: Operands::F32 };
     for precision in CHOICES {
         let report = lockstep.run(&mut session(precision), cpu()).unwrap();
         assert!(report.passed(), "{report}");

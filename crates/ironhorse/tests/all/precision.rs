@@ -3,8 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
-use ironhorse::core::{DType, Engine, EngineExt, Pool, Precision, Program, Result, Scalars};
-use ironhorse::cpu::CpuEngine;
+use ironhorse::core::{DType, Engine, EngineExt, Operands, Pool, Precision, Program, Result, Scalars};
+use ironhorse::cpu::{CpuEngine, CpuSettings};
 use ironhorse::train::format::answer_key::AnswerKey;
 use ironhorse::train::model::{Gpt2Config, ModelConfig, Recompute};
 use ironhorse::train::rng::Rng;
@@ -20,6 +20,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn cpu() -> Box<dyn Engine> {
     Box::new(CpuEngine::new(1))
+}
+
+/// The CPU engine with products of bf16 operands.
+fn cpu_bf16() -> Box<dyn Engine> {
+    Box::new(CpuEngine::with(CpuSettings { threads: 1, operands: Operands::Bf16 }))
 }
 
 fn rounding(rounding: Rounding) -> Box<dyn Engine> {
@@ -123,31 +128,31 @@ fn a_model_learns_in_bf16() {
     }
 }
 
-fn run_lockstep(engine: Box<dyn Engine>, precision: Precision, tf32: bool) -> LockstepReport {
-    lockstep_of(odd(), engine, precision, tf32)
+fn run_lockstep(engine: Box<dyn Engine>, precision: Precision, operands: Operands) -> LockstepReport {
+    lockstep_of(odd(), engine, precision, operands)
 }
 
 fn lockstep_of(
     config: ModelConfig,
     engine: Box<dyn Engine>,
     precision: Precision,
-    tf32: bool,
+    operands: Operands,
 ) -> LockstepReport {
     let (x, y) = tokens();
     let mut session = session_of(config, engine, precision);
-    let lockstep = Lockstep { batch: Batch::plain(&x, &y), scalars: scalars(1), passes: 2, tf32 };
+    let lockstep = Lockstep { batch: Batch::plain(&x, &y), scalars: scalars(1), passes: 2, operands };
     lockstep.run(&mut session, cpu()).unwrap()
 }
 
 #[test]
 fn the_cpu_agrees_with_itself_to_the_bit() {
-    let report = run_lockstep(cpu(), Precision::F32, false);
+    let report = run_lockstep(cpu(), Precision::F32, Operands::F32);
     assert!(report.passed(), "{report}");
     assert!(report.kinds.iter().all(|kind| kind.worst == 0.0), "{report}");
     let kinds: Vec<&str> = report.kinds.iter().map(|kind| kind.op).collect();
     assert!(kinds.contains(&"adamw") && kinds.contains(&"embedding_bwd"), "{kinds:?}");
     for config in mixtures() {
-        let report = lockstep_of(config, cpu(), Precision::F32, false);
+        let report = lockstep_of(config, cpu(), Precision::F32, Operands::F32);
         assert!(report.passed() && report.kinds.iter().all(|kind| kind.worst == 0.0), "{report}");
     }
 }
@@ -156,10 +161,11 @@ fn the_cpu_agrees_with_itself_to_the_bit() {
 fn rounding_of_mixtures_is_within_the_tolerances_of_lockstep() {
     for config in mixtures() {
         for precision in [Precision::BF16, Precision::BF16_F32_GRADS] {
-            let report = lockstep_of(config, rounding(Rounding::Bf16), precision, false);
+            let report = lockstep_of(config, rounding(Rounding::Bf16), precision, Operands::F32);
             assert!(report.passed(), "{report}");
         }
-        let report = lockstep_of(config, rounding(Rounding::Tf32), Precision::F32, true);
+        let report =
+            lockstep_of(config, rounding(Rounding::Operands(Operands::Tf32)), Precision::F32, Operands::Tf32);
         assert!(report.passed(), "{report}");
     }
 }
@@ -171,7 +177,7 @@ fn lockstep_finds_every_wrong_op_of_a_mixture() {
     let floats = |op: usize| program.nodes()[op].op.args()[0].slot.dtype == DType::F32;
     for op in (0..program.nodes().len()).filter(|&op| floats(op)).step_by(5) {
         let wrong = Wrapped { inner: cpu(), hook: Wrong { op, element: 0, by: |value| value + 1.0 } };
-        let report = lockstep_of(experts, Box::new(wrong), Precision::F32, false);
+        let report = lockstep_of(experts, Box::new(wrong), Precision::F32, Operands::F32);
         let first = report.first_wrong.as_ref().unwrap_or_else(|| panic!("op {op} passes\n{report}"));
         assert_eq!((first.index, first.op), (op, program.nodes()[op].op.name()));
     }
@@ -180,13 +186,36 @@ fn lockstep_finds_every_wrong_op_of_a_mixture() {
 #[test]
 fn rounding_is_within_the_tolerances_of_lockstep() {
     for precision in [Precision::BF16, Precision::BF16_F32_GRADS] {
-        let report = run_lockstep(rounding(Rounding::Bf16), precision, false);
+        let report = run_lockstep(rounding(Rounding::Bf16), precision, Operands::F32);
         assert!(report.passed(), "{report}");
         assert!(report.kinds.iter().any(|kind| kind.worst > 1e-4), "{report}");
     }
-    let report = run_lockstep(rounding(Rounding::Tf32), Precision::F32, true);
+    let report = run_lockstep(rounding(Rounding::Operands(Operands::Tf32)), Precision::F32, Operands::Tf32);
     assert!(report.passed(), "{report}");
-    assert!(!run_lockstep(rounding(Rounding::Tf32), Precision::F32, false).passed());
+    assert!(
+        !run_lockstep(rounding(Rounding::Operands(Operands::Tf32)), Precision::F32, Operands::F32).passed()
+    );
+}
+
+#[test]
+fn products_of_bf16_operands_are_within_what_they_cost() {
+    for config in [odd(), mixtures()[0], mixtures()[1]] {
+        let report = lockstep_of(config, cpu_bf16(), Precision::F32, Operands::Bf16);
+        assert!(report.passed(), "{report}");
+        assert!(
+            !lockstep_of(config, cpu_bf16(), Precision::F32, Operands::Tf32).passed(),
+            "they are rounded"
+        );
+    }
+    let options = Options { operands: Operands::Bf16, ..Options::default() };
+    let report = run_verify(cpu_bf16(), Basis::Simulation, &options);
+    assert!(report.passed(), "{report}");
+    assert!(run_verify(cpu(), Basis::Simulation, &options).passed(), "f32 is better than that");
+    assert!(!run_verify(cpu_bf16(), Basis::Simulation, &Options::default()).passed());
+    let sizes = session(cpu(), Precision::F32).train_program().unwrap().nodes().len();
+    let wrong =
+        Wrapped { inner: cpu_bf16(), hook: Wrong { op: sizes / 2, element: 0, by: |value| value + 1.0 } };
+    assert!(!run_verify(Box::new(wrong), Basis::Simulation, &options).passed(), "a wrong element is found");
 }
 
 #[test]
@@ -196,7 +225,7 @@ fn lockstep_names_the_first_wrong_op() {
         for precision in [Precision::F32, Precision::BF16] {
             let inner = if precision == Precision::F32 { cpu() } else { rounding(Rounding::Bf16) };
             let wrong = Wrapped { inner, hook: Wrong { op, element: 0, by: |value| value + 1.0 } };
-            let report = run_lockstep(Box::new(wrong), precision, false);
+            let report = run_lockstep(Box::new(wrong), precision, Operands::F32);
             let first = report.first_wrong.as_ref().unwrap_or_else(|| panic!("op {op} passes\n{report}"));
             let node = &program.nodes()[op];
             assert_eq!((first.index, first.pass, first.op), (op, 0, node.op.name()));
@@ -294,17 +323,17 @@ fn a_mixture_agrees_with_its_key_in_bf16_and_tf32() {
     let bf16 = Options { precision: Precision::BF16, ..Options::default() };
     let report = verify_mixture(rounding(Rounding::Bf16), &bf16);
     assert!(report.passed(), "{report}");
-    let tf32 = Options { tf32: true, ..Options::default() };
-    let report = verify_mixture(rounding(Rounding::Tf32), &tf32);
+    let tf32 = Options { operands: Operands::Tf32, ..Options::default() };
+    let report = verify_mixture(rounding(Rounding::Operands(Operands::Tf32)), &tf32);
     assert!(report.passed(), "{report}");
 }
 
 #[test]
 fn a_wrong_element_is_found_in_bf16_and_tf32() {
     let bf16 = Options { precision: Precision::BF16, ..Options::default() };
-    let tf32 = Options { tf32: true, ..Options::default() };
+    let tf32 = Options { operands: Operands::Tf32, ..Options::default() };
     for basis in BASES {
-        for (options, round) in [(&bf16, Rounding::Bf16), (&tf32, Rounding::Tf32)] {
+        for (options, round) in [(&bf16, Rounding::Bf16), (&tf32, Rounding::Operands(Operands::Tf32))] {
             for op in [0, 2, 3, 6, 8] {
                 let by = |value: f32| value + 1.0;
                 let wrong = Wrapped { inner: rounding(round), hook: Wrong { op, element: 35, by } };
@@ -320,12 +349,15 @@ fn a_wrong_element_is_found_in_bf16_and_tf32() {
 
 #[test]
 fn tf32_agrees_with_a_key_within_what_it_costs() {
-    let options = Options { tf32: true, ..Options::default() };
-    let report = run_verify(rounding(Rounding::Tf32), Basis::Simulation, &options);
+    let options = Options { operands: Operands::Tf32, ..Options::default() };
+    let report = run_verify(rounding(Rounding::Operands(Operands::Tf32)), Basis::Simulation, &options);
     assert!(report.passed(), "{report}");
     assert_eq!(report.tolerances, Basis::Simulation);
     assert!(run_verify(cpu(), Basis::Simulation, &options).passed(), "f32 is better than that");
-    assert!(!run_verify(rounding(Rounding::Tf32), Basis::Simulation, &Options::default()).passed());
+    assert!(
+        !run_verify(rounding(Rounding::Operands(Operands::Tf32)), Basis::Simulation, &Options::default())
+            .passed()
+    );
 }
 
 #[test]

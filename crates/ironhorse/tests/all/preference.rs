@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
-use ironhorse::core::{Engine, Precision, Scalars};
+use ironhorse::core::{Engine, Operands, Precision, Scalars};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::data::{LoaderConfig, PackedLoader, Sample};
 use ironhorse::train::format::answer_key::AnswerKey;
@@ -239,7 +239,8 @@ fn engines_agree_op_by_op() {
         let mut session = session(cpu(), 2, lora);
         let mut loader = loader(&mut session, 2, 30);
         let batch = next(&mut loader);
-        let lockstep = Lockstep { batch: batch.get(), scalars: Scalars::default(), passes: 2, tf32: false };
+        let lockstep =
+            Lockstep { batch: batch.get(), scalars: Scalars::default(), passes: 2, operands: Operands::F32 };
         let report = lockstep.run(&mut session, Box::new(CpuEngine::new(2))).unwrap();
         assert!(report.passed(), "{report}");
     }

@@ -1,12 +1,12 @@
 //! The tolerance of each tensor against the reference: fixed in f32, derived from the error of the precision in bf16
-//! and tf32.
+//! and tf32, and of operands in bf16.
 
 use super::compare::Allowed;
 use super::reference::{self, MOST_FOR_LOSSES, MOST_FOR_ROUTER, ROUTER_ERRORS, Reference, TORCH_ERRORS};
 use super::rounding::{Rounding, RoundingEngine};
 use super::{Options, Tolerance, answers};
 use crate::Result;
-use ironhorse_core::{DType, Engine};
+use ironhorse_core::{DType, Engine, Operands};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -130,18 +130,19 @@ impl Limits {
         // the key's errors are those of PyTorch in bf16; of 8-bit products there are none
         let fp8 = options.precision.fp8.is_some();
         let (basis, errors, floor) = match (low, reference.bf16_errors()) {
-            (false, _) if !options.tf32 => (Basis::Fixed, BTreeMap::new(), 0.0),
+            (false, _) if options.operands == Operands::F32 => (Basis::Fixed, BTreeMap::new(), 0.0),
             (true, Some(errors)) if !fp8 => (Basis::PyTorch, errors.clone(), BF16_FLOOR),
             _ => {
                 let rounding = match (low, fp8) {
                     (true, true) => Rounding::Fp8,
                     (true, false) => Rounding::Bf16,
-                    (false, _) => Rounding::Tf32,
+                    (false, _) => Rounding::Operands(options.operands),
                 };
                 let engine = Box::new(RoundingEngine::new(cpu(), rounding));
                 let (rows, _) = answers(engine, reference, options, &Self::unlimited())?;
                 let errors = rows.into_iter().map(|row| (row.name, row.comparison.rel_error)).collect();
-                (Basis::Simulation, errors, if low { BF16_FLOOR } else { TF32_FLOOR })
+                let tf32 = !low && options.operands == Operands::Tf32;
+                (Basis::Simulation, errors, if tf32 { TF32_FLOOR } else { BF16_FLOOR })
             }
         };
         Ok(Self { basis, tolerance: options.tolerance, floor, errors })

@@ -23,7 +23,9 @@ use crate::model::Recompute;
 use crate::session::{Session, SessionSpec, io};
 use crate::{Error, Result};
 use ironhorse_core::op::Op;
-use ironhorse_core::{Engine, EngineExt, Pool, Precision, Program, Scalars, Section, Slot, ValueKind};
+use ironhorse_core::{
+    Engine, EngineExt, Operands, Pool, Precision, Program, Scalars, Section, Slot, ValueKind,
+};
 use limits::Limits;
 
 /// Tolerances: the relative error of each tensor by norm, and of the loss.
@@ -53,8 +55,8 @@ pub struct Options {
     pub recompute: Recompute,
     /// Element types of weights and gradients.
     pub precision: Precision,
-    /// Whether the engine rounds the operands of f32 products to tf32.
-    pub tf32: bool,
+    /// What the engine rounds the operands of f32 products to.
+    pub operands: Operands,
 }
 
 /// Verifies an engine against a reference. In tf32, and in bf16 if the reference does not record PyTorch's error, an

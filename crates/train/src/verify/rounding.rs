@@ -1,11 +1,11 @@
 //! Simulates a lower precision on an engine that computes in f32: rounds everything it stores to bf16, or the operands
-//! of every product to tf32.
+//! of every product.
 
 use crate::session::master::{is_residual, read_master, write_master};
 use ironhorse_core::op::Op;
 use ironhorse_core::{
-    DType, DeviceDescription, Engine, EngineExt, Error, HostSlice, HostSliceMut, Layout, MemoryUse, Pool,
-    Program, RandomRounding, Result, Scalars, Slot, Widening, bf16_to_f32, f32_to_bf16,
+    DType, DeviceDescription, Engine, EngineExt, Error, HostSlice, HostSliceMut, Layout, MemoryUse, Operands,
+    Pool, Program, RandomRounding, Result, Scalars, Slot, Widening, bf16_to_f32, f32_to_bf16,
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,8 +17,8 @@ pub enum Rounding {
     Bf16,
     /// The same for programs that have products of 8-bit numbers, which such an op rounds itself, besides.
     Fp8,
-    /// Programs in f32: operands of products are truncated to 10 bits after the point.
-    Tf32,
+    /// Programs in f32: operands of products are rounded.
+    Operands(Operands),
 }
 
 impl Rounding {
@@ -27,12 +27,12 @@ impl Rounding {
         match self {
             Self::Bf16 => Some(Widening::Twice),
             Self::Fp8 => Some(Widening::Fourfold),
-            Self::Tf32 => None,
+            Self::Operands(_) => None,
         }
     }
 }
 
-/// An engine for bf16 or tf32 programs on top of an f32 engine. For checks, not for speed.
+/// An engine for bf16 programs, or with rounded operands, on top of an f32 engine. For checks, not for speed.
 pub struct RoundingEngine {
     inner: Box<dyn Engine>,
     device: DeviceDescription,
@@ -63,7 +63,7 @@ impl RoundingEngine {
         let weights = program.precision().weights;
         let fits = match self.rounding {
             Rounding::Bf16 | Rounding::Fp8 => DType::BF16,
-            Rounding::Tf32 => DType::F32,
+            Rounding::Operands(_) => DType::F32,
         };
         if weights != fits {
             let what = format!("made for programs in {fits}, not in {weights}");
@@ -158,14 +158,25 @@ impl RoundingEngine {
         self.inner.write_f32(wide, &self.values)
     }
 
-    fn run_tf32(&mut self, twin: &Program, i: usize, scalars: &Scalars) -> Result<()> {
+    fn run_rounding(
+        &mut self,
+        operands: Operands,
+        twin: &Program,
+        i: usize,
+        scalars: &Scalars,
+    ) -> Result<()> {
         let op = &twin.nodes()[i].op;
+        let round = match operands {
+            Operands::F32 => |value| value,
+            Operands::Tf32 => cut_to_tf32,
+            Operands::Bf16 => round_bf16,
+        };
         let mut kept: Vec<(Slot, Vec<f32>)> = Vec::new();
         for arg in op.args().iter().filter(|arg| op.operands().contains(&arg.name)) {
             let mut values = vec![0.0; arg.slot.numel()];
             self.inner.read_f32(arg.slot, &mut values)?;
             kept.push((arg.slot, values));
-            self.change(arg.slot, cut_to_tf32)?;
+            self.change(arg.slot, round)?;
         }
         self.inner.run(twin, i..i + 1, scalars)?;
         // in reverse: of a slot that is both operands the first copy is the one before any change
@@ -215,7 +226,7 @@ impl Engine for RoundingEngine {
         self.make_twin(program)?;
         let Some(twin) = self.twins.remove(&program.id()) else { return Ok(()) };
         let done = ops.into_iter().try_for_each(|i| match self.rounding {
-            Rounding::Tf32 => self.run_tf32(&twin, i, scalars),
+            Rounding::Operands(operands) => self.run_rounding(operands, &twin, i, scalars),
             Rounding::Bf16 | Rounding::Fp8 => {
                 self.join_masters(&program.nodes()[i].op)?;
                 run_with_rounded_sum(self.inner.as_mut(), &twin, i, scalars)?;

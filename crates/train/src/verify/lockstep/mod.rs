@@ -12,7 +12,7 @@ use crate::Result;
 use crate::session::master::{is_residual, read_master};
 use crate::session::{Batch, Session};
 use ironhorse_core::op::{Arg, Op};
-use ironhorse_core::{DType, Engine, EngineExt, Program, Scalars, Section, Slot, Widening};
+use ironhorse_core::{DType, Engine, EngineExt, Operands, Program, Scalars, Section, Slot, Widening};
 
 /// What both engines compute.
 #[derive(Clone, Copy, Debug)]
@@ -24,8 +24,8 @@ pub struct Lockstep<'a> {
     /// How often to run the whole step. The second run adds its gradients to those of the first, and its moments are
     /// not 0.
     pub passes: u32,
-    /// Whether the session's engine rounds the operands of f32 products to tf32.
-    pub tf32: bool,
+    /// What the session's engine rounds the operands of f32 products to.
+    pub operands: Operands,
 }
 
 impl Lockstep<'_> {
@@ -44,7 +44,7 @@ impl Lockstep<'_> {
                 session.engine().run(&program, i..i + 1, &scalars)?;
                 twin.run(i, &scalars)?;
                 for arg in program.nodes()[i].op.args().iter().filter(|arg| arg.access.writes()) {
-                    let allowed = tolerance::tolerance(&program.nodes()[i].op, arg, self.tf32);
+                    let allowed = tolerance::tolerance(&program.nodes()[i].op, arg, self.operands);
                     twin.read_both(session.engine(), &program.nodes()[i].op, arg)?;
                     let comparison = compare(&twin.got, &twin.want, arg.slot.shape.dims(), allowed);
                     report.add(&program, (pass, i), arg.name, comparison);
