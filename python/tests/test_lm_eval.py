@@ -180,7 +180,7 @@ def test_what_cannot_be_done_is_named(folders, pairs, tmp_path: Path) -> None:
     for options, says in (
         ({"pretrained": "no-such-folder"}, "no-such-folder"),
         ({"pretrained": folder, "device": "gpu"}, "gpu"),
-        ({"pretrained": folder, "device": "cpu", "dtype": "bfloat16"}, "cpu engine computes in f32 only"),
+        ({"pretrained": folder, "device": "cpu", "dtype": "tf32"}, "cpu engine computes in f32 and bf16"),
         ({"pretrained": folder, "dtype": "float16"}, "float16"),
         ({"pretrained": folder, "batch_size": "many"}, "batch_size is 'many'"),
         ({"pretrained": folder, "tokenizer": "no-such-tokenizer"}, "no-such-tokenizer"),

@@ -298,7 +298,7 @@ def test_what_cannot_be_opened_is_named(folders: dict[str, Path], tmp_path: Path
         (tmp_path, {}, "config.json|kind of file|cannot"),
         (folders["gpt2"], {"device": "gpu"}, "gpu"),
         (folders["gpt2"], {"dtype": "f8"}, "f8"),
-        (folders["gpt2"], {"device": "cpu", "dtype": torch.bfloat16}, "computes in f32 only, not bf16; use dtype f32"),
+        (folders["gpt2"], {"device": "cpu", "dtype": "tf32"}, "computes in f32 and bf16, not tf32; use dtype bf16"),
         (folders["gpt2"], {"tokenizer": tmp_path / "none"}, "none"),
         (7, {}, "name is of type int"),
     ):

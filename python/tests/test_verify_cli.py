@@ -119,6 +119,19 @@ def assert_names_the_number(
     assert wrong["got"] == pytest.approx(float(was[index]), rel=1e-3, abs=1e-5 * float(np.linalg.norm(was)))
 
 
+def test_products_of_bf16_on_the_cpu(odd: Exported, tmp_path: Path):
+    """Their errors are those of a rounding, which the limits of f32 do not allow; a wrong number is found all the same."""
+    outcome = verify(tmp_path, "--key", odd.key, "--dtype", "bf16")
+    assert_passed(outcome)
+    assert "bf16-products" in outcome.text
+    errors = [tensor["rel_error"] for tensor in outcome.report["tensors"] if tensor["name"].startswith("grad.h.")]
+    assert 5e-4 < max(errors) < 0.05
+    name = "grad.h.1.mlp.c_fc.weight"
+    changed = tmp_path / "changed.key.safetensors"
+    rewrite_key(odd.key, changed, {name: -read_safetensors(odd.key).tensors[name]})
+    assert_first_wrong(verify(tmp_path, "--key", changed, "--dtype", "bf16"), name, "backward")
+
+
 def test_changed_weight_beside_a_state(odd: Exported, tmp_path: Path):
     """A state has no weights, but the exporter's key beside it has: the weight is named, not only the logits."""
     model = read_model(odd.model)

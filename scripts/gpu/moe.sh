@@ -38,7 +38,7 @@ stage_moe() {
 
 # on_device DTYPE PART: whether the device supports the dtype; records the part as skipped if not
 on_device() {
-    [[ $moe_device != cpu || $1 == f32 ]] || ! absent "$2" "the CPU computes in f32 only"
+    [[ $moe_device != cpu || $1 == f32 ]] || ! absent "$2" "the CPU has no weights in bf16"
 }
 
 # Runs one export per core at a time: most of an export is the start of PyTorch.

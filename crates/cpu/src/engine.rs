@@ -1,6 +1,6 @@
 //! The CPU engine.
 
-use crate::gemm::{Workspace, multiplies_bf16};
+use crate::gemm::Workspace;
 use crate::isa::Isa;
 use crate::limits::Limits;
 use crate::memory::Memory;
@@ -90,11 +90,6 @@ impl CpuEngine {
             tables: RopeTables::default(),
             ranks: Arc::new(Alone),
         }
-    }
-
-    /// Whether products of bf16 operands are faster than those of f32 here: the processor has instructions for them.
-    pub fn multiplies_bf16(&self) -> bool {
-        multiplies_bf16(self.isa)
     }
 
     /// How many threads work.

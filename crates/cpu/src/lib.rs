@@ -18,4 +18,5 @@ mod op;
 pub mod team;
 
 pub use engine::{CpuEngine, CpuSettings};
+pub use gemm::multiplies_bf16;
 pub use limits::Limits;

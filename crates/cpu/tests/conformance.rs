@@ -1,8 +1,8 @@
 //! Every op of the CPU engine against the f64 oracle, on every instruction set of this machine.
 
-use ironhorse_core::Engine;
-use ironhorse_cpu::CpuEngine;
+use ironhorse_core::{Engine, Operands};
 use ironhorse_cpu::isa::Isa;
+use ironhorse_cpu::{CpuEngine, CpuSettings};
 use ironhorse_testkit::{Mode, Suite};
 
 #[test]
@@ -13,4 +13,12 @@ fn every_op_agrees_with_the_oracle_on_every_instruction_set() {
     for summary in Suite::new(Mode::F32).run_each(&mut engines) {
         summary.assert_ok();
     }
+}
+
+/// With the tiles of the processor, where it has them.
+#[test]
+fn products_of_bf16_operands_agree_with_the_oracle() {
+    let settings = CpuSettings { threads: 2, operands: Operands::Bf16 };
+    let mut engine = CpuEngine::with(settings);
+    Suite::new(Mode::Bf16Products).run(&mut engine, &mut |_, _| ()).assert_ok();
 }

@@ -9,7 +9,7 @@ pub use chat::{MaskArg, TemplateArgs};
 pub use lora::LoraArgs;
 pub use ranks::{RankArgs, ShardArg, SumArg};
 
-use crate::number;
+use crate::{number, out};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use ironhorse::Device;
@@ -273,6 +273,11 @@ impl EngineArgs {
     pub fn engine(&self) -> Result<Box<dyn Engine>> {
         let threads = if self.threads == 0 { self.share.1 } else { self.threads };
         let operands = self.exact_dtype()?.operands();
+        if operands == Operands::Bf16 && !ironhorse::cpu::multiplies_bf16() {
+            out::note(
+                "this processor has no instructions for bf16 (AMX): its products are no faster than in f32",
+            );
+        }
         Ok(self.device()?.engine(CpuSettings { threads, operands }, &self.cuda_settings())?)
     }
 

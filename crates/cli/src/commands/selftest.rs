@@ -189,13 +189,13 @@ fn has_fp8(device: Device) -> bool {
 /// One line for each op and precision.
 fn table(summaries: &[Summary]) -> String {
     let mut text = format!(
-        "{:24}{:>5}{:>7}{:>8}  {:>9}  {:>9}  nearest to what is allowed",
+        "{:24}{:>14}{:>7}{:>8}  {:>9}  {:>9}  nearest to what is allowed",
         "op", "dtype", "cases", "failed", "error", "allowed"
     );
     for &op in Op::NAMES {
         for summary in summaries {
             for row in summary.rows().into_iter().filter(|row| row.op == op) {
-                text += &format!("\n{op:24}{:>5}{:>7}{:>8}", summary.mode.name(), row.cases, row.failed);
+                text += &format!("\n{op:24}{:>14}{:>7}{:>8}", summary.mode.name(), row.cases, row.failed);
                 if let Some(worst) = row.worst {
                     let place = format!("{}, {}", worst.slot, worst.case);
                     text += &format!("  {:>9.2e}  {:>9.2e}  {place}", worst.error, worst.tolerance);

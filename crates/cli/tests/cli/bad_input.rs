@@ -39,7 +39,10 @@ fn usage_errors_are_one_line() {
     ] {
         place.refuses(line, &[text]);
     }
-    place.refuses("train --dtype f8", &["'f8'", "[possible values: f32, tf32, bf16, fp8, fp8-head]"]);
+    place.refuses(
+        "train --dtype f8",
+        &["'f8'", "[possible values: f32, tf32, bf16-products, bf16, fp8, fp8-head]"],
+    );
     place.refuses("verify", &["--state FILE with --model, or --key FILE"]);
     place.refuses("verify --state x", &["not provided: --model <FILE>"]);
 }
@@ -125,7 +128,8 @@ fn numbers_that_do_not_go_together_are_refused() {
         "plan --model d13",
         &["unknown model `d13`", "d12|gpt2, d24|gpt2-medium, d36|gpt2-large, d48|gpt2-xl"],
     );
-    place.refuses("bench --dtype bf16", &["cpu engine computes in f32 only"]);
+    place.refuses("bench --dtype fp8", &["cpu engine computes in f32 and bf16, not fp8"]);
+    place.refuses("bench --dtype bf16 --master residual", &["goes with bf16 weights, not bf16-products"]);
     for command in ["train", "bench", "profile", "plan", "verify --lockstep --model d12"] {
         let what = ["--master residual goes with bf16 weights, not f32", "--dtype bf16"];
         place.refuses(&format!("{command} --master residual"), &what);
@@ -136,7 +140,7 @@ fn numbers_that_do_not_go_together_are_refused() {
         place.refuses(&format!("{command} --master i16"), &["possible values: f32, residual"]);
     }
     place.refuses("plan --memory 80", &["'80'", "expected bytes such as 139GiB or 80GB"]);
-    place.refuses("bench --dtype tf32", &["cpu engine computes in f32 only, not tf32"]);
+    place.refuses("bench --dtype tf32", &["cpu engine computes in f32 and bf16, not tf32"]);
     for device in ["gpu", "cuda:", "cuda:x", "cuda:-1", "CUDA"] {
         place.refuses(&format!("bench --device {device}"), &["expected auto, cpu, cuda or cuda:N"]);
     }

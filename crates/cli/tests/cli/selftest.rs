@@ -32,7 +32,9 @@ fn one_op_can_be_picked() {
 fn what_cannot_be_tested_is_refused() {
     let place = Place::new();
     place.refuses("selftest --device cpu --op softmax", &["unknown op `softmax`", "attention_fwd"]);
-    place.refuses("selftest --device cpu --dtype bf16", &["f32 only, not bf16"]);
+    place.refuses("selftest --device cpu --dtype tf32", &["--dtype tf32: cpu has no such products"]);
+    let text = place.does("selftest --device cpu --threads 1 --quick --op linear_fwd --dtype bf16").text();
+    assert!(text.contains("bf16-products"), "{text}");
     place.refuses("selftest --device gpu", &["unknown device `gpu`"]);
     if ironhorse::cuda::usable(0).is_err() {
         place.refuses("selftest --device cuda --quick", &[]);

@@ -254,8 +254,8 @@ fn lockstep_needs_a_model_and_only_it_takes_a_batch() {
     place.refuses("verify --model small_custom.bin --batch 2", &["--lockstep"]);
     place.refuses(&format!("verify --lockstep --key {KEY} --batch 2"), &["cannot be used with"]);
     place.refuses(
-        &format!("verify --lockstep --device cpu --dtype bf16 --key {KEY}"),
-        &["the cpu engine computes in f32 only, not bf16"],
+        &format!("verify --lockstep --device cpu --dtype fp8 --key {KEY}"),
+        &["the cpu engine computes in f32 and bf16, not fp8; use --dtype bf16"],
     );
     place.refuses(
         &format!("verify --lockstep --device cpu --model {SIZES} --batch 1 --seq 17"),

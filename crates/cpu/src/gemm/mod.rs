@@ -190,9 +190,9 @@ fn rounding_kernels(isa: Isa) -> &'static Kernels {
     }
 }
 
-/// Whether products of bf16 operands are faster than those of f32 on this machine.
-pub fn multiplies_bf16(isa: Isa) -> bool {
-    rounding_kernels(isa).enter.is_some()
+/// Whether products of bf16 operands are faster than those of f32 on this machine: its processor has instructions for them.
+pub fn multiplies_bf16() -> bool {
+    rounding_kernels(Isa::detect()).enter.is_some()
 }
 
 /// Computes `g` with all threads of `team`.
