@@ -326,12 +326,7 @@ impl Decoder {
     }
 
     /// For new tokens over a cache. All programs of a session must agree on its positions, as they share it.
-    fn caching(
-        plan: Plan,
-        tokens: usize,
-        positions: Option<usize>,
-        precision: Precision,
-    ) -> Result<Self> {
+    fn caching(plan: Plan, tokens: usize, positions: Option<usize>, precision: Precision) -> Result<Self> {
         let positions = positions.unwrap_or(plan.setup.context).clamp(1, plan.setup.context);
         let mut decoder = Self::new(plan.within(positions), (tokens, 1), precision)?;
         decoder.cached = positions;
