@@ -435,7 +435,7 @@ mod tests {
         let training = |window| training(windowed(window), (2, 7), options(false), Precision::F32).unwrap();
         assert_eq!(masks(&training(3)), [None, Some(3), Some(3), None]);
         assert_eq!(masks(&training(7)), [None; 4]);
-        let decoding = |window| masks(&decoding(windowed(window), 2, Precision::F32).unwrap());
+        let decoding = |window| masks(&decoding(windowed(window), 2, None, Precision::F32).unwrap());
         assert_eq!(decoding(8), [None, Some(8)]);
         assert_eq!(decoding(9), [None, None]);
         let all = |op: &Op| !matches!(op, Op::AttentionFwd(op) if op.mask != AttentionMask::CAUSAL);
