@@ -57,6 +57,9 @@ enum Command {
     Train(Box<commands::train::TrainArgs>),
     Tune(Box<commands::train::TuneArgs>),
     Generate(commands::generate::GenerateArgs),
+    Chat(Box<commands::chat::ChatArgs>),
+    #[cfg(feature = "serve")]
+    Serve(Box<commands::serve::ServeArgs>),
     Fetch(commands::fetch::FetchArgs),
     Prepare(commands::prepare::PrepareArgs),
     Tokenizer(commands::tokenizer::TokenizerArgs),
@@ -156,6 +159,9 @@ fn run(command: Command, line: &[OsString]) -> anyhow::Result<Outcome> {
         Command::Train(args) => commands::train::run(&args, line),
         Command::Tune(args) => commands::train::run(&args.into_train(), line),
         Command::Generate(args) => commands::generate::run(&args),
+        Command::Chat(args) => commands::chat::run(&args),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => commands::serve::run(&args),
         Command::Fetch(args) => commands::fetch::run(&args),
         Command::Prepare(args) => commands::prepare::run(&args),
         Command::Tokenizer(args) => commands::tokenizer::run(&args),

@@ -222,6 +222,11 @@ impl Program {
         &self.nodes
     }
 
+    /// Whether its tokens belong to several sequences, each at a row of the cache and a position of its own.
+    pub fn places_tokens(&self) -> bool {
+        self.nodes.iter().any(|node| matches!(node.op, Op::AttentionCached(op) if op.rows.is_some()))
+    }
+
     /// The part of the model that an op comes from.
     pub fn origin(&self, node: &Node) -> &str {
         self.origins.get(node.origin).map_or("", String::as_str)

@@ -171,6 +171,7 @@ impl Engine for CpuEngine {
             tables: &mut self.tables,
             ranks: self.ranks.as_ref(),
             program,
+            apart: program.places_tokens(),
             scalars,
         };
         program.nodes()[ops].iter().try_for_each(|node| {

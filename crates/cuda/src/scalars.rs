@@ -1,7 +1,7 @@
 //! The blocks kernels share with the host: per-step numbers in, faults out.
 
 use ironhorse_core::Scalars;
-use ironhorse_core::op::{bad_pair, bad_position};
+use ironhorse_core::op::{bad_at_position, bad_cache_row, bad_pair, bad_position};
 
 /// `struct Scalars` of common/prelude.cuh, word by word.
 pub(crate) const SCALAR_BYTES: usize = 72;
@@ -48,6 +48,8 @@ pub(crate) fn fault_text(block: &[u8]) -> Option<String> {
         5 => format!("row index {value} is out of range 0..{limit}"),
         6 => format!("expert offset {index} is {value}; expected offsets that ascend from 0 to {limit}"),
         7 => bad_position(value, index as usize),
+        9 => bad_at_position(value, index as usize, limit as usize),
+        10 => bad_cache_row(value, index as usize, limit as usize),
         8 => bad_pair(value, index as usize, limit as usize),
         _ => {
             let what = if code == 1 { "token" } else { "target" };
@@ -89,6 +91,8 @@ mod tests {
         assert_eq!(text([6, 4, 2, 5]), "expert offset 2 is 4; expected offsets that ascend from 0 to 5");
         assert_eq!(text([7, 9, 3, 0]), bad_position(9, 3));
         assert_eq!(text([8, 9, 3, 8]), bad_pair(9, 3, 8));
+        assert_eq!(text([9, -2, 3, 8]), bad_at_position(-2, 3, 8));
+        assert_eq!(text([10, 4, 3, 2]), bad_cache_row(4, 3, 2));
         assert_eq!(fault_text(&[0; FAULT_BYTES]), None);
     }
 }

@@ -212,7 +212,10 @@ fn question(args: &GenerateArgs, tokenizer: &Tokenizer) -> Result<(Vec<u32>, Vec
 }
 
 /// The adapters, each with its name; one for a model of other shapes is refused.
-fn open_adapters(named: &[Named], source: &dyn WeightSource) -> Result<Vec<(String, AdapterFolder)>> {
+pub(super) fn open_adapters(
+    named: &[Named],
+    source: &dyn WeightSource,
+) -> Result<Vec<(String, AdapterFolder)>> {
     let open = |Named { name, file }: &Named| {
         let adapter = AdapterFolder::open(file)?;
         adapter.check(&source.config())?;
@@ -253,7 +256,7 @@ fn write(
 }
 
 /// Says which checkpoint of a run was taken, and if the run is not finished.
-fn name_model(model: &Path, source: &dyn WeightSource) {
+pub(super) fn name_model(model: &Path, source: &dyn WeightSource) {
     if source.path() == model {
         return;
     }

@@ -2,6 +2,7 @@
 
 mod batches;
 pub mod bench;
+pub mod chat;
 pub mod choices;
 pub mod compare;
 pub mod convert;
@@ -18,6 +19,9 @@ pub mod report;
 pub mod resume_check;
 mod runs;
 pub mod selftest;
+#[cfg(feature = "serve")]
+pub mod serve;
+mod speaking;
 pub mod tokenizer;
 pub mod train;
 pub mod verify;

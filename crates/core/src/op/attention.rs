@@ -74,15 +74,24 @@ op! {
 op! {
     /// Attention of one new position (the scalar `position`) over a cache of all earlier positions. It appends its own key
     /// and value to the cache.
+    ///
+    /// With `rows` and `positions` the B tokens are of any of the S sequences of the cache, at any position, several of one
+    /// sequence too: all keys and values are appended first. A token at position -1 is not used: it stores nothing, and its
+    /// result is 0.
     pub struct AttentionCached {
         /// (B,1,C)
         pub out: Slot = Write,
-        /// (B,maxT,NKV·HD)
+        /// (S,maxT,NKV·HD); S is B without `rows`
         pub keys: Slot = Update,
-        /// (B,maxT,NKV·HD)
+        /// (S,maxT,NKV·HD)
         pub values: Slot = Update,
         /// (B,1,W)
         pub qkv: Slot = Read,
+        /// (B,1) i32, the sequence of the cache that each token belongs to
+        pub rows: Option<Slot> = Read,
+        /// (B,1) i32, the position of each token, in order of rows and positions: see
+        /// [`check_cache_rows`](super::check_cache_rows)
+        pub positions: Option<Slot> = Read,
         /// NH
         pub heads: usize,
         /// NKV, a divisor of NH
@@ -100,9 +109,20 @@ op! {
         if seq != 1 {
             return c.fail(format!("`out` is {}, expected one position", op.out.shape));
         }
+        let sequences = match (&op.rows, &op.positions) {
+            (Some(rows), Some(positions)) => {
+                for (name, slot) in [("rows", rows), ("positions", positions)] {
+                    c.dtype(name, slot, DType::I32)?;
+                    c.shape(name, slot, [batch, 1])?;
+                }
+                op.keys.shape.dims().first().copied().unwrap_or(0)
+            }
+            (None, None) => batch,
+            _ => return c.fail("`rows` and `positions` need each other".into()),
+        };
         let context = op.context();
         let width = width / op.heads * op.kv_heads;
-        c.shapes(named!(op: keys, values), [batch, context, width])?;
+        c.shapes(named!(op: keys, values), [sequences, context, width])?;
         AttentionMask { positions: None, window: op.window }.check(c, &op.out)
     }
     numerics(_op, arg) {
@@ -113,7 +133,7 @@ op! {
     }
     flops(op) { 4 * (op.out.numel() * op.window.map_or(op.context(), |window| window.min(op.context()))) as u64 }
     operands(qkv)
-    positions(op) { Some(op.context()) }
+    positions(op) { op.positions.is_none().then(|| op.context()) }
 }
 
 impl AttentionFwd {
@@ -204,14 +224,40 @@ mod tests {
     #[test]
     fn the_cache_is_as_wide_as_its_heads() {
         let (out, qkv) = (slot([2, 1, 24]), slot([2, 1, 40]));
-        let op =
-            |keys, values| AttentionCached { out, keys, values, qkv, heads: 6, kv_heads: 2, window: None };
+        let op = |keys, values| AttentionCached {
+            out,
+            keys,
+            values,
+            qkv,
+            rows: None,
+            positions: None,
+            heads: 6,
+            kv_heads: 2,
+            window: None,
+        };
         let (narrow, wide) = (slot([2, 9, 8]), slot([2, 9, 24]));
         op(narrow, narrow).check().unwrap();
         let text = op(narrow, wide).check().unwrap_err().to_string();
         assert_eq!(text, "attention_cached: `values` is [2, 9, 24], expected [2, 9, 8]");
         assert_eq!(op(narrow, narrow).flops(), 4 * 2 * 9 * 24); // of all heads of the queries
         assert_eq!(AttentionCached { window: Some(4), ..op(narrow, narrow) }.flops(), 4 * 2 * 4 * 24);
+        let each = Slot { shape: [2, 1].into(), dtype: DType::I32, ..out };
+        let of_tokens = Some(each);
+        let seven = slot([7, 9, 8]);
+        let placed = AttentionCached { rows: of_tokens, positions: of_tokens, ..op(seven, seven) };
+        placed.check().unwrap();
+        assert_eq!((op(narrow, narrow).positions(), placed.positions), (Some(9), of_tokens));
+        let text = |op: AttentionCached| op.check().unwrap_err().to_string();
+        assert_eq!(text(op(seven, seven)), "attention_cached: `keys` is [7, 9, 8], expected [2, 9, 8]");
+        assert_eq!(
+            text(AttentionCached { positions: None, ..placed }),
+            "attention_cached: `rows` and `positions` need each other"
+        );
+        let floats = Some(Slot { dtype: DType::F32, ..each });
+        assert_eq!(
+            text(AttentionCached { rows: floats, ..placed }),
+            "attention_cached: `rows` is f32, expected i32"
+        );
     }
 
     #[test]

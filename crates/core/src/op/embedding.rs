@@ -17,11 +17,12 @@ op! {
         pub wte: Slot = Read,
         /// (maxT,C)
         pub wpe: Option<Slot> = Read,
-        /// (B,T) i32, the position of each token where sequences hold several documents
+        /// (B,T) i32, the position of each token where sequences hold several documents; with `at_position`, of tokens that
+        /// continue sequences in a cache: any below maxT, or -1 for a token that is not used
         pub positions: Option<Slot> = Read,
         /// V without padding; tokens outside of `0..vocab` are an input error.
         pub vocab: usize,
-        /// Start at the scalar `position` instead of 0.
+        /// Start at the scalar `position`, or where `positions` say, instead of 0.
         pub at_position: bool,
         /// What rows are multiplied by; 1 with `wpe`.
         pub factor: f32,
@@ -38,8 +39,8 @@ op! {
             return c.fail(what);
         }
         check_factor(c, op.factor, op.wpe.is_some(), "wpe")?;
-        if op.positions.is_some() && (op.wpe.is_none() || op.at_position) {
-            return c.fail("`positions` needs `wpe`, and excludes `at_position`".into());
+        if op.positions.is_some() && op.wpe.is_none() {
+            return c.fail("`positions` needs `wpe`".into());
         }
         op.positions.map_or(Ok(()), |positions| check_shape(c, &positions, op.tokens.shape.dims()))
     }
@@ -51,7 +52,7 @@ op! {
         (rows * op.out.bytes() + op.tokens.bytes()) as u64
     }
     positions(op) {
-        let wpe = op.wpe.filter(|_| op.at_position)?;
+        let wpe = op.wpe.filter(|_| op.at_position && op.positions.is_none())?;
         Some((wpe.shape.rows() + 1).saturating_sub(op.tokens.shape.cols()))
     }
 }

@@ -73,6 +73,47 @@ pub fn check_positions(positions: &[i32], seq: usize) -> Result<()> {
     Ok(())
 }
 
+/// Refuses positions (B,T) of tokens that continue sequences in a cache: each is below `context`, or -1 for a token that is
+/// not used.
+pub fn check_at_positions(positions: &[i32], context: usize) -> Result<()> {
+    let wrong =
+        |&(_, &position): &(usize, &i32)| position < -1 || position >= 0 && position as usize >= context;
+    match positions.iter().enumerate().find(wrong) {
+        Some((index, &position)) => Err(Error::Input(bad_at_position(position, index, context))),
+        None => Ok(()),
+    }
+}
+
+/// The error of a position that a cache does not have; `index` counts the tokens of the batch.
+pub fn bad_at_position(position: i32, index: usize, context: usize) -> String {
+    format!("position {position} at index {index} is beyond the context of {context}")
+}
+
+/// Refuses tokens that do not go by sequence of the cache and then by position, each once, those that are not used last: two
+/// tokens in one place of the cache would race.
+pub fn check_cache_rows(rows: &[i32], positions: &[i32], [sequences, context]: [usize; 2]) -> Result<()> {
+    check_at_positions(positions, context)?;
+    let mut before = Some((-1, -1));
+    for (index, (&row, &position)) in rows.iter().zip(positions).enumerate() {
+        if position < 0 {
+            before = None;
+            continue;
+        }
+        if row < 0 || row as usize >= sequences || before.is_none_or(|before| before >= (row, position)) {
+            return Err(Error::Input(bad_cache_row(row, index, sequences)));
+        }
+        before = Some((row, position));
+    }
+    Ok(())
+}
+
+/// The error of a token whose sequence the cache does not have, or that is out of order.
+pub fn bad_cache_row(row: i32, index: usize, sequences: usize) -> String {
+    format!(
+        "row {row} at index {index} is not one of the {sequences} sequences of the cache, or not in order of rows and positions"
+    )
+}
+
 /// The error of a position that continues no document; `index` counts the tokens of the batch.
 pub fn bad_position(position: i32, index: usize) -> String {
     format!("position {position} at index {index} is neither 0 nor the position before it plus 1")
@@ -94,6 +135,26 @@ mod tests {
             assert_eq!(mask(Some(window)).pairs(10), one_by_one as u64);
         }
         assert_eq!(AttentionMask::CAUSAL.pairs(10), 55);
+    }
+
+    #[test]
+    fn tokens_of_a_cache_are_in_order_and_inside() {
+        let check = |rows: &[i32], positions: &[i32]| check_cache_rows(rows, positions, [3, 5]);
+        check(&[0, 0, 2, 2, 9, 0], &[3, 4, 0, 1, -1, -1]).unwrap();
+        check(&[], &[]).unwrap();
+        let text = |rows: &[i32], positions: &[i32]| check(rows, positions).unwrap_err().to_string();
+        for (rows, positions, at) in [
+            ([0, 0, 1], [3, 3, 0], 1), // twice in one place
+            ([0, 1, 0], [3, 3, 4], 2),
+            ([0, 3, 4], [3, 3, 4], 1),
+            ([-1, 0, 1], [3, 3, 4], 0),
+            ([0, 0, 1], [3, -1, 4], 2), // after one that is not used
+        ] {
+            assert_eq!(text(&rows, &positions), bad_cache_row(rows[at], at, 3));
+        }
+        for wrong in [5, -2, i32::MIN, i32::MAX] {
+            assert_eq!(text(&[0, 1], &[0, wrong]), bad_at_position(wrong, 1, 5));
+        }
     }
 
     #[test]

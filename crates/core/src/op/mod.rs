@@ -43,7 +43,10 @@ pub use grouped_lora::{GroupedLoraBwdHidden, GroupedLoraBwdInput, GroupedLoraBwd
 pub use linear::{LinearBwdInput, LinearBwdWeight, LinearFwd};
 pub use lora::{LoraBwdHidden, LoraBwdInput, LoraBwdWeight, LoraFwd, LoraPart, LoraParts};
 pub use loss::{Argmax, CrossEntropy, CrossEntropyBwd, IGNORED, LossMean};
-pub use mask::{AttentionMask, bad_position, check_positions};
+pub use mask::{
+    AttentionMask, bad_at_position, bad_cache_row, bad_position, check_at_positions, check_cache_rows,
+    check_positions,
+};
 pub use matmul::Matmul;
 pub use memory::{CopySlot, Fill};
 pub use muon::{MuonMomentum, MuonUpdate, NewtonSchulz};

@@ -91,9 +91,10 @@ op! {
         pub scaling: RopeScaling,
         /// Rotates the other way.
         pub back: bool,
-        /// Start at the scalar `position` instead of 0.
+        /// Start at the scalar `position`, or where `positions` say, instead of 0.
         pub at_position: bool,
-        /// (B,T) i32, the position of each token where sequences hold several documents.
+        /// (B,T) i32, the position of each token where sequences hold several documents; with `at_position`, of tokens that
+        /// continue sequences in a cache: any below the context, or -1 for a token that is not used.
         pub positions: Option<Slot> = Read,
         /// Positions at or beyond this are an input error.
         pub context: usize,
@@ -125,7 +126,6 @@ op! {
             return c.fail(beyond_context(seq, op.context));
         }
         match &op.positions {
-            Some(_) if op.at_position => c.fail("`positions` and `at_position` exclude each other".into()),
             Some(positions) => check_shape(c, positions, op.qkv.shape.dims()),
             None => Ok(()),
         }
@@ -139,7 +139,7 @@ op! {
     bytes(op) { 2 * op.turned() * op.qkv.dtype.size() as u64 }
     positions(op) {
         let seq = op.qkv.shape.dims().get(1).copied().unwrap_or(0);
-        op.at_position.then(|| (op.context + 1).saturating_sub(seq))
+        (op.at_position && op.positions.is_none()).then(|| (op.context + 1).saturating_sub(seq))
     }
 }
 
@@ -228,8 +228,8 @@ mod tests {
         let positions = Some(Slot { shape: [2, 7].into(), dtype: DType::I32, ..rope([2, 8, 40], 6, 2).qkv });
         let op = Rope { positions, ..rope([2, 8, 40], 6, 2) };
         assert_eq!(text(op), "rope: `positions` is [2, 7], expected [2, 8]");
-        let op = Rope { at_position: true, ..op };
-        assert_eq!(text(op), "rope: `positions` and `at_position` exclude each other");
+        assert_eq!(Rope { positions: None, at_position: true, ..op }.positions(), Some(1));
+        assert_eq!(Rope { at_position: true, ..op }.positions(), None, "the tokens have their own");
         let op = Rope { base: f32::NAN, ..rope([2, 8, 40], 6, 2) };
         assert_eq!(text(op), "rope: `base` is NaN, expected a positive number");
     }

@@ -6,7 +6,8 @@
 //! once the [`Workspace`] has grown.
 //!
 //! order  k is cut into slices by its length alone; inside a slice each element is one chain of multiply-adds, and
-//! the slices are added to c in order. So the bits depend neither on the threads nor on the tiles.
+//! the slices are added to c in order. So the bits depend neither on the threads nor on the tiles. Few rows have another order
+//! (`gemv`).
 
 mod blocks;
 mod gemv;
@@ -108,12 +109,21 @@ pub struct Gemm<'a> {
     pub epilogue: Option<Epilogue<'a>>,
     /// What a and b are rounded to: to bf16 by a rule of the sizes alone, where the product is large enough; never to tf32.
     pub operands: Operands,
+    /// Up to so many rows b is streamed once, unpacked, and the sum is that of [`dot`](crate::element::dot).
+    few: usize,
 }
 
 impl<'a> Gemm<'a> {
     /// c = a b, without an epilogue.
     pub fn new((m, n, k): (usize, usize, usize), a: MatRef, b: MatRef, c: MatMut) -> Self {
-        Self { m, n, k, a, b, c, beta: Beta::Overwrite, alpha: 1.0, epilogue: None, operands: Operands::F32 }
+        let (operands, few) = (Operands::F32, gemv::FEW);
+        Self { m, n, k, a, b, c, beta: Beta::Overwrite, alpha: 1.0, epilogue: None, operands, few }
+    }
+
+    /// If `apart`, the bits of a row do not depend on how many there are, up to 64 of them: what a model generates for one request is
+    /// the same whoever else is served, and however a prompt is cut into pieces.
+    pub fn rows_apart(self, apart: bool) -> Self {
+        Self { few: if apart { gemv::MOST_APART } else { gemv::FEW }, ..self }
     }
 
     /// With another treatment of the old c.

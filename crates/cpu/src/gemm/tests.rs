@@ -289,13 +289,40 @@ fn bits_do_not_depend_on_threads() {
                     // SAFETY: as above.
                     let (c, _) = product(&case, |g| unsafe { gemm(team, &mut ws, isa, g) }.unwrap());
                     assert!(first == to_bits(c), "{isa:?} {size:?} with {} threads", team.threads());
-                    if size.0 <= 4 {
+                    if size.0 <= super::gemv::FEW && layouts.1 == Layout::Columns {
                         continue; // of few rows the sum is a tree
                     }
                     // SAFETY: as above.
                     let (c, _) = product(&case, |g| unsafe { planned(team, &mut ws, isa, g) }.unwrap());
                     assert!(first == to_bits(c), "{isa:?} {size:?} by panels, {} threads", team.threads());
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_of_a_row_do_not_depend_on_the_rows_beside_it() {
+    let (team, mut ws) = (Team::new(2), Workspace::new());
+    let layouts = (Layout::Rows, Layout::Columns);
+    for isa in isas() {
+        for (n, k) in [(100, 400), (67, 259), (9, 31), (1, 1)] {
+            let mut whole = |m| {
+                let case = Case { size: (m, n, k), layouts, beta: Beta::Overwrite, alpha: 1.0 };
+                let apart = |g: &Gemm<'_>| {
+                    let g = Gemm { ..*g }.rows_apart(true);
+                    // SAFETY: the matrices of `product` have these sizes and strides.
+                    unsafe { gemm(&team, &mut ws, isa, &g) }.unwrap();
+                };
+                let c = product(&case, apart).0;
+                c.chunks(c.len() / m)
+                    .map(|row| row[..n].iter().map(|x| x.to_bits()).collect())
+                    .collect::<Vec<Vec<_>>>()
+            };
+            let one = whole(1);
+            for m in [2, 3, 4, 5, 7, 8, 16, 33, 63, 64] {
+                assert_eq!(whole(m)[0], one[0], "{isa:?} n {n} k {k}: the first of {m} rows");
+                assert_eq!(whole(m)[..m - 1], whole(m - 1)[..], "{isa:?} n {n} k {k}: {m} rows and one less");
             }
         }
     }

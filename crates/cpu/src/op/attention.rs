@@ -6,9 +6,12 @@ use crate::memory::Span;
 use ironhorse_core::eager::{AttentionShape, Strides};
 use ironhorse_core::op::{
     AttentionBwd, AttentionCached, AttentionDropoutBwd, AttentionDropoutFwd, AttentionFwd, AttentionMask,
-    check_positions,
+    check_cache_rows, check_positions,
 };
 use ironhorse_core::{DropMask, DropSite, Error, Result, Slot};
+
+/// Tokens whose keys and values a task stores in the cache.
+const STORED: usize = 16;
 
 /// Sizes and strides of an attention whose output is `out` (B, T, C).
 fn shape(out: Slot, heads: usize, kv_heads: usize) -> Heads {
@@ -112,42 +115,104 @@ fn backward(ctx: &mut Ctx<'_>, op: &AttentionBwd, drops: Option<Drops>) -> Resul
     ctx.done(unsafe { call.gather(&ctx.split(), own) })
 }
 
-/// One new position against keys and values that are kept: generation.
+/// New tokens against keys and values that are kept: generation.
 pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
     let (out, qkv) = (ctx.f32(op.out)?, ctx.f32(op.qkv)?);
     let (keys, values) = (ctx.f32(op.keys)?, ctx.f32(op.values)?);
-    let &[batch, context, width] = op.keys.shape.dims() else { return Ok(()) };
-    let position = ctx.scalars.position as usize;
-    if position >= context {
-        return Err(Error::Input(format!("position {position} is beyond the context of {context}")));
-    }
+    let &[_, context, width] = op.keys.shape.dims() else { return Ok(()) };
+    let tokens = op.out.shape.rows();
+    let places = Places::new(ctx, op)?;
     let (packed, isa) = (shape(op.out, op.heads, op.kv_heads), ctx.isa);
     let [q, k, v] = unpacked(qkv, &packed);
     let cache = Strides { batch: context * width, head: packed.0.head_dim, position: width };
-    let shape = Heads(AttentionShape { kv_len: position + 1, k: cache, v: cache, ..packed.0 });
-    let lse = Span::none(batch * op.heads);
     let mask = AttentionMask { positions: None, window: op.window };
-    // SAFETY: there are no positions.
-    let reach = unsafe { Reach::new(None, &mask) };
-    let call = Forward { shape, q, k: keys, v: values, out, lse, drops: None, reach };
     for scratch in ctx.scratch.iter_mut() {
         scratch.query.reserve(context, packed.0.head_dim);
     }
-    let (scratch, hd) = (&*ctx.scratch, packed.0.head_dim);
-    // A task is a head of keys and values with all heads of queries it serves.
-    ctx.chunks(batch * op.kv_heads, 1, |task, worker| {
-        let (b, h) = (task.start / op.kv_heads, task.start % op.kv_heads);
-        let first = b * op.heads + h * shape.share();
-        // SAFETY: the team runs one task at a time per worker; a task owns its head of the cache and its heads of `out`, and
-        // the mutable pieces of the cache are gone before it is read.
-        unsafe {
+    let (scratch, hd, share) = (&*ctx.scratch, packed.0.head_dim, packed.share());
+    // All keys and values are there before the first query: a token may attend to another of its step.
+    ctx.chunks(tokens, STORED, |tokens, _| {
+        for token in tokens {
+            let Some([row, position]) = places.of(token) else { continue };
+            let to = (row * context + position) * width;
             for (kept, new, strides) in [(keys, k, packed.0.k), (values, v, packed.0.v)] {
-                let (to, from) = (shape.key(cache, first, position), packed.key(strides, first, 0));
-                kept.get_mut(to..to + hd).copy_from_slice(new.get(from..from + hd));
+                let from = packed.key(strides, token * op.heads, 0);
+                // SAFETY: tokens have different places in the cache (`Places::new`), which shares no memory with `qkv`.
+                unsafe { kept.get_mut(to..to + width).copy_from_slice(new.get(from..from + width)) };
             }
-            for head in first..first + shape.share() {
+        }
+    })?;
+    // A task is a head of keys and values with all heads of queries it serves.
+    ctx.chunks(tokens * op.kv_heads, 1, |task, worker| {
+        let (token, h) = (task.start / op.kv_heads, task.start % op.kv_heads);
+        let first = h * share;
+        // SAFETY: the team runs one task at a time per worker; a task owns its heads of `out`, and nothing writes the cache any
+        // more. There are no positions.
+        unsafe {
+            let own = token * packed.0.out.batch;
+            let out = out.part(own..own + packed.0.out.batch);
+            let Some([row, position]) = places.of(token) else {
+                out.get_mut(first * hd..(first + share) * hd).fill(0.0);
+                return;
+            };
+            let [k, v] = [keys, values]
+                .map(|kept| kept.part(row * cache.batch..row * cache.batch + (position + 1) * width));
+            let own = token * packed.0.q.batch;
+            let call = Forward {
+                shape: Heads(AttentionShape {
+                    batch: 1,
+                    kv_len: position + 1,
+                    k: cache,
+                    v: cache,
+                    ..packed.0
+                }),
+                q: q.part(own..own + op.heads * hd),
+                k,
+                v,
+                out,
+                lse: Span::none(op.heads),
+                drops: None,
+                reach: Reach::new(None, &mask),
+            };
+            for head in first..first + share {
                 one_query(isa, &mut scratch.get(worker).query, &call, [head, 0]);
             }
         }
     })
+}
+
+/// Where the tokens of a step belong in a cache.
+enum Places<'a> {
+    /// Each token is of the sequence of its number, all at one position.
+    One(usize),
+    /// The sequence and the position of each.
+    Each([&'a [i32]; 2]),
+}
+
+impl<'a> Places<'a> {
+    /// Refuses positions that are not in the cache, and two tokens in one place.
+    fn new(ctx: &Ctx<'a>, op: &AttentionCached) -> Result<Self> {
+        let [sequences, context] = [0, 1].map(|i| op.keys.shape.dims()[i]);
+        if let (Some(rows), Some(positions)) = (op.rows, op.positions) {
+            // SAFETY: nothing writes them while the op runs.
+            let [rows, positions] = unsafe { [ctx.i32(rows)?.all(), ctx.i32(positions)?.all()] };
+            check_cache_rows(rows, positions, [sequences, context])?;
+            return Ok(Self::Each([rows, positions]));
+        }
+        let position = ctx.scalars.position as usize;
+        if position >= context {
+            return Err(Error::Input(format!("position {position} is beyond the context of {context}")));
+        }
+        Ok(Self::One(position))
+    }
+
+    /// The sequence and the position of a token; `None` if it is not used.
+    fn of(&self, token: usize) -> Option<[usize; 2]> {
+        match self {
+            Self::One(position) => Some([token, *position]),
+            Self::Each([rows, positions]) => {
+                (positions[token] >= 0).then(|| [rows[token] as usize, positions[token] as usize])
+            }
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use super::{Ctx, check_ids};
 use crate::kernel::elementwise::{add_scaled, add_to, binary, scaled};
 use ironhorse_core::eager::BinaryFn;
-use ironhorse_core::op::{EmbeddingBwd, EmbeddingFwd, check_positions};
+use ironhorse_core::op::{EmbeddingBwd, EmbeddingFwd, check_at_positions, check_positions};
 use ironhorse_core::{Error, Result, Slot};
 
 /// Columns a backward task handles: a task owns its columns of every row, so no two add to the same element.
@@ -11,12 +11,16 @@ const COLS: usize = 64;
 /// Elements a task that clears handles.
 const CHUNK: usize = 65536;
 
-/// The position of each token where sequences hold several documents. They stay below T, and so below the rows of the table.
-fn places<'a>(ctx: &Ctx<'a>, positions: Option<Slot>) -> Result<Option<&'a [i32]>> {
+/// The position of each token where sequences hold several documents. They stay below T, and so below the rows of the table. Of
+/// tokens that continue sequences in a cache of `cached` positions, they stay below that.
+fn places<'a>(ctx: &Ctx<'a>, positions: Option<Slot>, cached: Option<usize>) -> Result<Option<&'a [i32]>> {
     let Some(slot) = positions else { return Ok(None) };
     // SAFETY: nothing writes the positions while the op runs.
     let places = unsafe { ctx.i32(slot)?.all() };
-    check_positions(places, slot.shape.cols())?;
+    match cached {
+        Some(context) => check_at_positions(places, context)?,
+        None => check_positions(places, slot.shape.cols())?,
+    }
     Ok(Some(places))
 }
 
@@ -25,7 +29,7 @@ pub fn embedding_fwd(ctx: &mut Ctx<'_>, op: &EmbeddingFwd) -> Result<()> {
     let wte = ctx.f32(op.wte)?;
     let wpe = op.wpe.map(|slot| ctx.f32(slot)).transpose()?;
     let (seq, width, isa) = (op.tokens.shape.cols(), op.wte.shape.cols(), ctx.isa);
-    let first = if op.at_position { ctx.scalars.position as usize } else { 0 };
+    let first = if op.at_position && op.positions.is_none() { ctx.scalars.position as usize } else { 0 };
     let context = op.wpe.map_or(usize::MAX, |wpe| wpe.shape.rows());
     if first + seq > context {
         return Err(Error::Input(format!("position {} is beyond the context of {context}", first + seq - 1)));
@@ -33,14 +37,14 @@ pub fn embedding_fwd(ctx: &mut Ctx<'_>, op: &EmbeddingFwd) -> Result<()> {
     // SAFETY: nothing writes the tokens while the op runs.
     let ids = unsafe { tokens.all() };
     check_ids("token", ids, op.vocab, None)?;
-    let places = places(ctx, op.positions)?;
+    let places = places(ctx, op.positions, op.at_position.then_some(context))?;
     ctx.rows(ids.len(), width, |row| {
         let (te, out) = (wte.row(ids[row] as usize, width), out.row(row, width));
         match wpe {
             Some(wpe) => binary(
                 isa,
                 BinaryFn::Add,
-                [te, wpe.row(places.map_or(first + row % seq, |places| places[row] as usize), width)],
+                [te, wpe.row(places.map_or(first + row % seq, |places| places[row].max(0) as usize), width)],
                 out,
             ),
             // SAFETY: rows have one task each; `out` shares no memory with the table (`Op::check`).
@@ -60,7 +64,7 @@ pub fn embedding_bwd(ctx: &mut Ctx<'_>, op: &EmbeddingBwd) -> Result<()> {
     // SAFETY: nothing writes the tokens while the op runs.
     let ids = unsafe { tokens.all() };
     check_ids("token", ids, op.d_wte.shape.rows(), None)?;
-    let places = places(ctx, op.positions)?;
+    let places = places(ctx, op.positions, None)?;
     if !op.accum_wte.adds(ctx.scalars.added()) {
         // SAFETY: tasks have disjoint ranges of the gradient.
         ctx.chunks(d_wte.len(), CHUNK, |r, _| unsafe { d_wte.get_mut(r).fill(0.0) })?;

@@ -62,11 +62,12 @@ pub fn grouped_linear_fwd(ctx: &mut Ctx<'_>, op: &GroupedLinearFwd) -> Result<()
     let (out, inp, weight) = (ctx.f32(op.out)?, ctx.f32(op.inp)?, ctx.f32(op.weight)?);
     let (ic, oc) = (op.inp.shape.cols(), op.out.shape.cols());
     let groups = Groups::new(ctx, op.offsets, op.inp.shape.rows())?;
+    let apart = ctx.apart;
     let product = |expert: usize| {
         let rows = groups.rows(expert);
         let b = rows_from(weight, expert * oc, ic).transposed();
         let c = writable(rows_from(out, rows.start, oc));
-        Gemm::new((rows.len(), oc, ic), rows_from(inp, rows.start, ic), b, c)
+        Gemm::new((rows.len(), oc, ic), rows_from(inp, rows.start, ic), b, c).rows_apart(apart)
     };
     let most = [op.inp.shape.rows(), oc, ic];
     // SAFETY: shapes and aliasing were checked by `Op::check`; the rows of the experts are inside the slots and disjoint.

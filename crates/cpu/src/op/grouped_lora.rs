@@ -54,6 +54,7 @@ pub fn grouped_lora_fwd(ctx: &mut Ctx<'_>, op: &GroupedLoraFwd) -> Result<()> {
     let rank = op.b.shape.cols();
     let groups = Groups::new(ctx, op.offsets, rows)?;
     let parts = Parts::new(&groups, &op.parts, rank);
+    let apart = ctx.apart;
     let product = |i: usize| {
         let (part, expert, b_row) = parts.at(i);
         let rows = groups.rows(expert);
@@ -65,6 +66,7 @@ pub fn grouped_lora_fwd(ctx: &mut Ctx<'_>, op: &GroupedLoraFwd) -> Result<()> {
         )
         .beta(Beta::Accumulate)
         .alpha(op.scale)
+        .rows_apart(apart)
     };
     let most = [rows, parts.widest(), rank];
     // SAFETY: shapes and aliasing were checked by `Op::check`; the experts have rows of `out` of their own, and parts are

@@ -45,7 +45,8 @@ pub fn linear_fwd(ctx: &mut Ctx<'_>, op: &LinearFwd) -> Result<()> {
         }
     };
     let b = rows_of(weight, ic).transposed();
-    let mut g = Gemm::new((rows, oc, ic), rows_of(inp, ic), b, MatMut { ptr: sums.ptr(), rs: oc });
+    let mut g = Gemm::new((rows, oc, ic), rows_of(inp, ic), b, MatMut { ptr: sums.ptr(), rs: oc })
+        .rows_apart(ctx.apart);
     if bias.is_some() || pre.is_some() {
         g = g.epilogue(&finish);
     }

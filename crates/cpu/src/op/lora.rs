@@ -38,7 +38,7 @@ pub fn lora_fwd(ctx: &mut Ctx<'_>, op: &LoraFwd) -> Result<()> {
             columns_mut(out, oc, part.out.start),
         );
         // SAFETY: shapes and aliasing were checked by `Op::check`; parts are columns of `out`.
-        unsafe { product(ctx, g.beta(Beta::Accumulate).alpha(op.scale)) }?;
+        unsafe { product(ctx, g.beta(Beta::Accumulate).alpha(op.scale).rows_apart(ctx.apart)) }?;
     }
     Ok(())
 }

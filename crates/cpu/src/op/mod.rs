@@ -49,6 +49,8 @@ pub struct Ctx<'a> {
     pub tables: &'a mut RopeTables,
     pub ranks: &'a dyn Communicator,
     pub program: &'a Program,
+    /// Whether the rows of products are the tokens of several requests.
+    pub apart: bool,
     pub scalars: &'a Scalars,
 }
 

@@ -6,7 +6,7 @@ use crate::kernel::rope::rotate;
 use crate::memory::Span;
 use crate::team::Team;
 use ironhorse_core::eager::Pairs;
-use ironhorse_core::op::{Rope, RopeScaling, check_positions};
+use ironhorse_core::op::{Rope, RopeScaling, check_at_positions, check_positions};
 use ironhorse_core::{Error, Result};
 
 /// Tokens a task handles.
@@ -70,7 +70,7 @@ fn fill(team: &Team, op: &Rope, values: &mut [f32]) -> Result<()> {
 pub fn rope(ctx: &mut Ctx<'_>, op: &Rope) -> Result<()> {
     let qkv = ctx.f32(op.qkv)?;
     let [_, seq, width] = *op.qkv.shape.dims() else { return Ok(()) };
-    let first = if op.at_position { ctx.scalars.position as usize } else { 0 };
+    let first = if op.at_position && op.positions.is_none() { ctx.scalars.position as usize } else { 0 };
     if first + seq > op.context {
         let (last, context) = (first + seq - 1, op.context);
         return Err(Error::Input(format!("position {last} is beyond the context of {context}")));
@@ -82,14 +82,18 @@ pub fn rope(ctx: &mut Ctx<'_>, op: &Rope) -> Result<()> {
     let places = op.positions.map(|slot| ctx.i32(slot)).transpose()?;
     // SAFETY: nothing writes the positions while the op runs.
     let places = places.map(|places| unsafe { places.all() });
-    places.map_or(Ok(()), |places| check_positions(places, seq))?;
+    match places {
+        Some(places) if op.at_position => check_at_positions(places, op.context)?,
+        Some(places) => check_positions(places, seq)?,
+        None => {}
+    }
     // Decoding reaches every position of the cache; a sequence has always the same length.
     let positions = if op.at_position { op.context } else { seq };
     let table = ctx.tables.get(ctx.team, op, positions)?;
     let rotated = (op.heads + op.kv_heads) * hd;
     let task = |rows: std::ops::Range<usize>, _: usize| {
         for row in rows {
-            let position = places.map_or(first + row % seq, |places| places[row] as usize);
+            let position = places.map_or(first + row % seq, |places| places[row].max(0) as usize);
             // SAFETY: tasks have disjoint rows of the only slot.
             let heads = unsafe { qkv.get_mut(row * width..row * width + rotated) };
             let (cos, sin) = table[position * hd..(position + 1) * hd].split_at(hd / 2);

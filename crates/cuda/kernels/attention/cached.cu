@@ -2,9 +2,11 @@
 //                   the last `window` of them; the new key and value are stored at `position`
 // moves  2·B·(position + 1)·NKV·HD·sizeof(ACT) bytes from memory, for the other heads that share them from L2; bound:
 //        memory, or latency for few rows and heads
+//        With PLACED rows are tokens of any sequences of the cache, whose keys and values attention/append.cu has stored
 // grid   a block per row and head of queries. 8 lanes share a key, columns are split over threads, positions over groups; any head
 //        width, whole vectors with VECTORS. Scores go through `scores` (B, NH, context)
 // order  positions in a fixed stride per thread, then groups in order: repeatable
+#include "attention/places.cuh"
 #include "attention/starts.cuh"
 
 constexpr int THREADS = 512;
@@ -28,26 +30,38 @@ template <bool MAX> DEVICE float block_all(float x, float* shared) {
 // multiprocessor are asked for because the compiler alone aims at more, and spills registers to get there.
 KERNEL __launch_bounds__(THREADS, 2)
     attention_cached(ACT* out, ACT* keys, ACT* values, const ACT* qkv, float* scores, const Scalars* scalars,
-                     u32 heads, u32 kv_heads, u32 head_dim, u32 context, u32 window) {
+                     const i32* rows, const i32* positions, u32 heads, u32 kv_heads, u32 head_dim, u32 context, u32 window,
+                     u32 sequences) {
     extern __shared__ float4 space[];
     __shared__ float totals[THREADS / WARP];
     float* const query = reinterpret_cast<float*>(space);
     float* const sums = query + (head_dim + 3) / 4 * 4;
     const u32 b = blockIdx.x / heads, h = blockIdx.x % heads, share = heads / kv_heads;
     const u32 width = kv_heads * head_dim, kv = h / share * head_dim;  // of the cache, and where this head's part begins
-    const u32 position = min(scalars->position, context - 1);  // the host refuses more; this keeps accesses inside
+#ifdef PLACED
+    const Places places = {rows, positions, sequences, context};
+    if (!places.has(b)) {
+        for (u32 d = threadIdx.x; d < head_dim; d += THREADS) out[(u64)blockIdx.x * head_dim + d] = from_float<ACT>(0.0f);
+        return;
+    }
+    const u32 sequence = rows[b], position = positions[b];
+    constexpr bool STORES = false;
+#else
+    const u32 sequence = b, position = min(scalars->position, context - 1);  // the host refuses more; this keeps accesses inside
+    constexpr bool STORES = true;
+#endif
     const u32 begin = first_cached(position, window);
     const ACT* const now = qkv + (u64)b * (heads * head_dim + 2 * width);
     const ACT* const q = now + h * head_dim;
     // The new key and value are read where they come from: another block may be storing them.
     const ACT* const new_key = now + heads * head_dim + kv;
     const ACT* const new_value = new_key + width;
-    ACT* const key = keys + (u64)b * context * width + kv;
-    ACT* const value = values + (u64)b * context * width + kv;
+    ACT* const key = keys + (u64)sequence * context * width + kv;
+    ACT* const value = values + (u64)sequence * context * width + kv;
     float* const score = scores + (u64)blockIdx.x * context;
     for (u32 d = threadIdx.x; d < head_dim; d += THREADS) {
         query[d] = to_float(q[d]);
-        if (h % share == 0) {
+        if (STORES && h % share == 0) {
             key[(u64)position * width + d] = new_key[d];
             value[(u64)position * width + d] = new_value[d];
         }

@@ -1,11 +1,13 @@
 // attention_cached_split: attention_cached (attention/cached.cu) with the positions of a head split over blocks
 // moves  2·B·(position + 1)·NKV·HD·sizeof(ACT) bytes from memory, for the other heads that share them from L2; bound: memory,
 //        or latency at few positions
+//        With PLACED as there
 // grid   `splits` blocks per row and head of queries. A block takes every splits-th span of SPAN positions; one without positions
 //        returns at once. 8 lanes share a key. Keys and values of a block's first span are read before the kernel ahead has
 //        ended. HEAD_DIM is a multiple of one vector for each of the 8 lanes
 // order  positions in a fixed stride per warp, warps in order, then blocks in order by the block of a head that ends last:
 //        repeatable, whichever block that is
+#include "attention/places.cuh"
 #include "attention/starts.cuh"
 #include "common/chain.cuh"
 
@@ -19,6 +21,11 @@ constexpr int KEYS = THREADS / LANES;                // at a time
 constexpr int SPAN = KEYS * PASSES;
 static_assert(HEAD_DIM % (LANES * N) == 0 && PARTS <= 4 && HEAD_DIM <= THREADS, "whole vectors, a thread per column");
 constexpr float LOWEST = -3.4e38f;
+#ifdef PLACED
+constexpr bool STORES = false;  // attention/append.cu has
+#else
+constexpr bool STORES = true;
+#endif
 
 // The softmax over some of the positions: the largest score, the sum of exponentials, and one column of their product with the
 // values.
@@ -34,21 +41,32 @@ struct Piece {
 };
 
 // `partials` is (B·NH, splits, HEAD_DIM + 2); `ended` is (B·NH), zero before and after.
-KERNEL __launch_bounds__(THREADS, PARTS == 1 ? 3 : 2)
+KERNEL __launch_bounds__(THREADS, PARTS == 1 && STORES ? 3 : 2)
     attention_cached_split(ACT* out, ACT* keys, ACT* values, const ACT* qkv, float* partials, u32* ended, const Scalars* scalars,
-                           u32 heads, u32 kv_heads, u32 context, u32 rows, u32 splits, u32 window) {
+                           const i32* cache_rows, const i32* positions, u32 heads, u32 kv_heads, u32 context, u32 rows, u32 splits,
+                           u32 window, u32 sequences) {
     __shared__ float tops[WARPS], totals[WARPS], columns[WARPS][HEAD_DIM];
     __shared__ u32 before;
     start_next();
     const u32 row = blockIdx.x % rows, split = blockIdx.x / rows;  // of B·NH, and first span
     const u32 b = row / heads, h = row % heads, share = heads / kv_heads;
     const u32 width = kv_heads * HEAD_DIM, kv = h / share * HEAD_DIM;  // of the cache, and where this head's part begins
-    const u32 position = min(scalars->position, context - 1);  // the host refuses more; this keeps accesses inside
+#ifdef PLACED
+    wait_for_previous();  // it has stored keys and values of this step
+    const Places places = {cache_rows, positions, sequences, context};
+    if (!places.has(b)) {
+        if (split == 0 && threadIdx.x < HEAD_DIM) out[(u64)row * HEAD_DIM + threadIdx.x] = from_float<ACT>(0.0f);
+        return;
+    }
+    const u32 sequence = cache_rows[b], position = positions[b];
+#else
+    const u32 sequence = b, position = min(scalars->position, context - 1);  // the host refuses more; this keeps accesses inside
+#endif
     const u32 begin = first_cached(position, window);
     const u32 first_span = begin / SPAN, spans = position / SPAN + 1, active = min(splits, spans - first_span);
     if (split >= active) return;
-    ACT* const key = keys + (u64)b * context * width + kv;
-    ACT* const value = values + (u64)b * context * width + kv;
+    ACT* const key = keys + (u64)sequence * context * width + kv;
+    ACT* const value = values + (u64)sequence * context * width + kv;
     const u32 sub = threadIdx.x % LANES, group = threadIdx.x / LANES;
     Vec<ACT> k[PASSES][PARTS], v[PASSES][PARTS];
     const auto fetch = [&](u32 span) {
@@ -65,7 +83,9 @@ KERNEL __launch_bounds__(THREADS, PARTS == 1 ? 3 : 2)
     };
     fetch(first_span + split);
 
+#ifndef PLACED
     wait_for_previous();
+#endif
     const ACT* const now = qkv + (u64)b * (heads * HEAD_DIM + 2 * width);
     const ACT* const new_key = now + heads * HEAD_DIM + kv;
     const ACT* const new_value = new_key + width;
@@ -86,7 +106,7 @@ KERNEL __launch_bounds__(THREADS, PARTS == 1 ? 3 : 2)
                     const u32 c = (j * LANES + sub) * N;
                     k[i][j] = load(new_key + c);
                     v[i][j] = load(new_value + c);
-                    if (h % share == 0) {
+                    if (STORES && h % share == 0) {
                         store(key + (u64)t * width + c, k[i][j]);
                         store(value + (u64)t * width + c, v[i][j]);
                     }

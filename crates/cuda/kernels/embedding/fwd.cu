@@ -1,5 +1,5 @@
-// embedding_fwd: out[b,t] = wte[tokens[b,t]] + wpe[first + t], first = 0 or the scalar `position`, or wpe[places[b,t]];
-//        wpe and places may be absent. With FACTOR, the bits of a float, there is no wpe and rows of wte are multiplied by it
+// embedding_fwd: out[b,t] = wte[tokens[b,t]] + wpe[first + t], first = 0 or the scalar `position`, or wpe[places[b,t]], with
+//        both of tokens that continue sequences in a cache; wpe and places may be absent. With FACTOR, the bits of a float, there is no wpe and rows of wte are multiplied by it
 // moves  3·B·T·C·sizeof(ACT) bytes at most; bound: memory
 // grid   a warp per token; any width, whole vectors where C allows
 // order  elementwise
@@ -33,7 +33,9 @@ KERNEL __launch_bounds__(256) embedding_fwd(ACT* out, const i32* tokens, const A
     if (row >= rows) return;
     const u32 first = at_position ? scalars->position : 0;
     u32 position = min(min(first, context - 1) + row % seq, context - 1);
-    if (places) {
+    if (places && at_position) {
+        position = ::at_position(places[row], row, context, threadIdx.x % WARP == 0, fault);
+    } else if (places) {
         const u32 t = row % seq;
         if (threadIdx.x % WARP == 0) check_position(places + (row - t), t, row - t, fault);
         position = min((u32)places[row], context - 1);

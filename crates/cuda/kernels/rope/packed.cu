@@ -8,16 +8,19 @@
 constexpr int N = VECTORS ? Vec<ACT>::N : 1;
 
 // `count` vectors of pairs, `per_token` of them for a token. `scalars` is null where sequences start at position 0, `places` (B,T)
-// where they are one document.
+// where they are one document. With both, tokens continue sequences in a cache of `context` positions.
 KERNEL __launch_bounds__(256) rope(ACT* qkv, const float* cosines, const float* sines, const Scalars* scalars,
-                                   const i32* places, Fault* fault, u64 count, u32 per_token, u32 half, u64 width, u64 seq, float sign) {
+                                   const i32* places, Fault* fault, u64 count, u32 per_token, u32 half, u64 width, u64 seq, float sign,
+                                   u32 context) {
     const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     const u64 token = count >> 32 ? i / per_token : (u32)i / per_token;  // the first is slow
     const u32 inside = (u32)(i - token * per_token), per_head = half / N;
     const u32 head = inside / per_head, pair = (inside - head * per_head) * N;
     u64 position = (count >> 32 ? token % seq : (u32)token % (u32)seq) + (scalars ? scalars->position : 0);
-    if (places) {
+    if (places && scalars) {
+        position = at_position(places[token], token, context, inside == 0, fault);
+    } else if (places) {
         if (inside == 0) check_position(places + (token - position), (u32)position, token - position, fault);
         position = min((u64)(u32)places[token], seq - 1);  // a wrong one only stays inside
     }

@@ -1,4 +1,4 @@
-//! Attention of one new position over a cache.
+//! Attention of new tokens over a cache.
 
 use super::lower::Lower;
 use crate::Result;
@@ -17,6 +17,8 @@ fn spec(act: DType, vectors: bool) -> Result<Spec> {
 /// `THREADS` and `LANES` of attention/cached_split.cu.
 const SPLIT_THREADS: usize = 256;
 const LANES: usize = 8;
+/// Threads of a block of attention/append.cu.
+const APPEND_THREADS: u32 = 256;
 /// Blocks to split positions for. Not the device's own number, so that every device sums in the same order.
 const BLOCKS: usize = 512;
 
@@ -40,26 +42,49 @@ fn windowed(spec: Spec, window: Option<usize>, context: usize) -> (Spec, usize) 
     }
 }
 
+fn append_spec(act: DType) -> Result<Spec> {
+    Spec::act("attention/append.cu", act)
+}
+
+/// The kernels for tokens that have places of their own in the cache.
+fn placed(spec: Spec, op: &AttentionCached) -> Spec {
+    if op.positions.is_some() { spec.define("PLACED", 1) } else { spec }
+}
+
+/// Stores the keys and values of tokens that have places of their own: one of them may attend to another.
+fn append(cx: &mut Lower<'_>, op: &AttentionCached) -> Result<()> {
+    let (&[sequences, context, width], Some(_)) = (op.keys.shape.dims(), op.positions) else { return Ok(()) };
+    let slots = [Some(op.keys), Some(op.values), Some(op.qkv), op.rows, op.positions];
+    let args = cx.optional_pointers(&slots)?.ptr(cx.fault);
+    let args = args.u32s([sequences, context, width, op.out.shape.cols()]);
+    let grid = Grid::linear(op.out.shape.rows(), APPEND_THREADS);
+    cx.launch(&append_spec(op.out.dtype)?, "cache_append", grid, args)
+}
+
 /// With the positions of a head split over blocks.
 fn split(cx: &mut Lower<'_>, op: &AttentionCached, span: usize) -> Result<()> {
-    let [batch, context, width] = *op.keys.shape.dims() else { return Ok(()) };
-    let (rows, head_dim) = (batch * op.heads, width / op.kv_heads);
+    let [sequences, context, width] = *op.keys.shape.dims() else { return Ok(()) };
+    let (rows, head_dim) = (op.out.shape.rows() * op.heads, width / op.kv_heads);
     let splits = context.div_ceil(span).min(BLOCKS / rows).max(1);
     let partials = cx.scratch(rows * splits * (head_dim + 2) * size_of::<f32>())?;
     let ended = cx.upload(&vec![0; rows * size_of::<u32>()])?;
     let args = cx.pointers(&[op.out, op.keys, op.values, op.qkv])?.ptr(partials).ptr(ended).ptr(cx.scalars);
+    let args = cx.append(args, &[op.rows, op.positions])?;
     let (spec, window) = windowed(split_spec(op.out.dtype, head_dim)?, op.window, context);
-    let args = args.u32s([op.heads, op.kv_heads, context, rows, splits, window]);
-    let kernel = spec.kernel("attention_cached_split");
+    let args = args.u32s([op.heads, op.kv_heads, context, rows, splits, window, sequences]);
+    let kernel = placed(spec, op).kernel("attention_cached_split");
     let grid = Grid::linear(rows * splits, SPLIT_THREADS as u32);
-    cx.launch_chained(&kernel, grid, args, &[op.keys, op.values])
+    let early: &[_] = if op.positions.is_some() { &[] } else { &[op.keys, op.values] };
+    cx.launch_chained(&kernel, grid, args, early)
 }
 
 pub(crate) fn attention_cached(cx: &mut Lower<'_>, op: &AttentionCached) -> Result<()> {
-    let [batch, context, width] = *op.keys.shape.dims() else { return Ok(()) };
-    if batch * context * width == 0 {
+    let [sequences, context, width] = *op.keys.shape.dims() else { return Ok(()) };
+    let tokens = op.out.shape.rows();
+    if tokens * sequences * context * width == 0 {
         return Ok(());
     }
+    append(cx, op)?;
     let head_dim = width / op.kv_heads;
     if let Some(span) = span(op.out.dtype, head_dim) {
         return split(cx, op, span);
@@ -68,18 +93,21 @@ pub(crate) fn attention_cached(cx: &mut Lower<'_>, op: &AttentionCached) -> Resu
     // Heads are contiguous, so all of them are aligned if one head is a multiple of a vector.
     let vectors = head_dim.is_multiple_of(whole);
     let per_thread = if vectors { whole } else { 1 };
-    let scores = cx.scratch(batch * op.heads * context * size_of::<f32>())?;
+    let scores = cx.scratch(tokens * op.heads * context * size_of::<f32>())?;
     let args = cx.pointers(&[op.out, op.keys, op.values, op.qkv])?.ptr(scores).ptr(cx.scalars);
+    let args = cx.append(args, &[op.rows, op.positions])?;
     let (spec, window) = windowed(spec(op.out.dtype, vectors)?, op.window, context);
-    let args = args.u32s([op.heads, op.kv_heads, head_dim, context, window]);
+    let args = args.u32s([op.heads, op.kv_heads, head_dim, context, window, sequences]);
     let shared = (head_dim.next_multiple_of(4) + THREADS * per_thread) * size_of::<f32>();
-    let grid = Grid::linear(batch * op.heads, THREADS as u32).shared(shared);
-    cx.launch(&spec, "attention_cached", grid, args)
+    let grid = Grid::linear(tokens * op.heads, THREADS as u32).shared(shared);
+    cx.launch(&placed(spec, op), "attention_cached", grid, args)
 }
 
 pub(super) fn specs() -> Vec<Spec> {
     let widths = |act| [64, 128, 256].into_iter().filter(move |&width| span(act, width).is_some());
     let split = |act| widths(act).flat_map(move |width| split_spec(act, width));
     let all = Spec::all_vectors(spec).into_iter().chain(split(DType::F32)).chain(split(DType::BF16));
-    all.flat_map(|spec| [spec.clone(), spec.define("WINDOWED", 1)]).collect()
+    let all = all.flat_map(|spec| [spec.clone(), spec.define("WINDOWED", 1)]);
+    let all = all.flat_map(|spec| [spec.clone(), spec.define("PLACED", 1)]);
+    all.chain([DType::F32, DType::BF16].into_iter().flat_map(append_spec)).collect()
 }

@@ -85,7 +85,7 @@ pub(crate) fn rope(cx: &mut Lower<'_>, op: &Rope) -> Result<()> {
     let args = Args::new().ptr(at).ptr(cosines).ptr(sines).ptr(scalars).ptr(places).ptr(cx.fault);
     let args = args.u64(count as u64);
     let args = args.u32s([per_token, half]).u64s([width, seq]);
-    let args = args.f32(if op.back { -1.0 } else { 1.0 });
+    let args = args.f32(if op.back { -1.0 } else { 1.0 }).u32s([op.context]);
     let grid = Grid::linear(count.div_ceil(THREADS as usize), THREADS);
     cx.launch(&spec(op.qkv.dtype, vectors)?, "rope", grid, args)
 }

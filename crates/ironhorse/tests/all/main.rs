@@ -14,4 +14,5 @@ mod packed;
 mod precision;
 mod preference;
 mod ranks;
+mod serving;
 mod steps;

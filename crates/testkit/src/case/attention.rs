@@ -80,6 +80,20 @@ const GROUPED_CACHES: [([usize; 5], &[usize]); 6] = [
     ([1, 400, 512, 4, 2], &[127, 256, 399]),
 ];
 
+/// (S, maxT, C, NH, NKV), then the sequence and position of each token; a position of -1 is a token that is not used.
+type Placed = ([usize; 5], &'static [(i32, i32)]);
+const PLACED: [Placed; 9] = [
+    ([1, 1, 1, 1, 1], &[(0, 0)]),
+    ([1, 1, 1, 1, 1], &[(0, -1)]),
+    ([4, 37, 48, 3, 3], &[(0, 36), (2, 0), (3, 17)]),
+    ([2, 37, 48, 4, 1], &[(0, 0), (0, 1), (0, 2), (1, 30), (1, 31), (0, -1), (7, -1)]),
+    ([3, 130, 30, 6, 2], &[(0, 129), (1, 64), (1, 65), (2, 0)]),
+    ([3, 300, 256, 4, 2], &[(0, 299), (1, 31), (1, 32), (2, 127), (2, 128), (-9, -1)]),
+    ([2, 600, 768, 12, 4], &[(0, 599), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4)]),
+    ([33, 33, 64, 1, 1], &[(1, 32), (5, 7), (31, 31), (32, 0)]),
+    ([2, 9, 48, 6, 2], &[]),
+];
+
 /// Sizes of a case.
 #[derive(Clone, Copy)]
 struct Size {
@@ -141,6 +155,13 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     let grouped = GROUPED_CACHES.map(|(shape, positions)| (Size::from(shape), positions));
     for (size, positions) in caches.into_iter().chain(grouped) {
         cases.extend(positions.iter().map(|&position| cached(p, size, position, None)));
+    }
+    for (size, places) in PLACED {
+        cases.push(placed(p, size.into(), places, None));
+    }
+    for window in [1, 7, 40] {
+        let size = [3, 70, 48, 4, 2].into();
+        cases.push(placed(p, size, &[(0, 69), (1, 2), (1, 3), (1, 4), (2, 6), (2, 7)], Some(window)));
     }
     cases.extend(masked::cases(p));
     cases
@@ -269,7 +290,48 @@ fn cached(p: Precision, size: Size, position: usize, window: Option<usize>) -> C
         kit.set(slot, data);
     }
     let (out, qkv) = (kit.slot([b, 1, c]), kit.slot([b, 1, size.packed()]));
-    kit.finish(AttentionCached { out, keys, values, qkv, heads, kv_heads, window })
+    kit.finish(AttentionCached {
+        out,
+        keys,
+        values,
+        qkv,
+        rows: None,
+        positions: None,
+        heads,
+        kv_heads,
+        window,
+    })
+}
+
+/// Tokens of several sequences. The cache holds NaN at the positions that are written, and at all that no token may read.
+fn placed(p: Precision, size: Size, places: &[(i32, i32)], window: Option<usize>) -> Case {
+    let Size { b: sequences, t: context, c, heads, kv_heads } = size;
+    let last = window.map_or(String::new(), |window| format!(" window {window}"));
+    let mut kit = Kit::with_precision(p, format!("{} places {places:?}{last}", size.name("maxT")));
+    kit.scalars.position = u32::MAX; // must not be used
+    let (width, tokens) = (size.kv_width(), places.len());
+    let [keys, values] = [(); 2].map(|()| kit.cache([sequences, context, width]));
+    let readable = |row: usize, position: usize| {
+        let here = || places.iter().filter(|&&(r, at)| at >= 0 && r as usize == row);
+        let reaches = |at: i32| at as usize > position && window.is_none_or(|w| at as usize - position < w);
+        here().any(|&(_, at)| reaches(at)) && !here().any(|&(_, at)| at as usize == position)
+    };
+    for slot in [keys, values] {
+        let mut data = kit.rng.uniforms(slot.numel(), -1.0, 1.0);
+        for (i, vector) in data.chunks_exact_mut(width).enumerate() {
+            if !readable(i / context, i % context) {
+                vector.fill(f32::NAN);
+            }
+        }
+        kit.set(slot, data);
+    }
+    let (out, qkv) = (kit.slot([tokens, 1, c]), kit.slot([tokens, 1, size.packed()]));
+    let mut column = |of: fn(&(i32, i32)) -> i32| {
+        let values: Vec<i32> = places.iter().map(of).collect();
+        Some(kit.i32s([tokens, 1], &values))
+    };
+    let (rows, positions) = (column(|place| place.0), column(|place| place.1));
+    kit.finish(AttentionCached { out, keys, values, qkv, rows, positions, heads, kv_heads, window })
 }
 
 #[cfg(test)]

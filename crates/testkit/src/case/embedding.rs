@@ -45,6 +45,7 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
             cases.extend(ACCUMS.map(|accum| alone_bwd(p, shape, accum, factor)));
         }
     }
+    cases.extend([1, 5].map(|b| placed_fwd(p, b)));
     cases.push(alone_fwd(p, [3, 1, 48, 50, 40], Some(1000), 1.0)); // without a table of positions, any position is valid
     cases
 }
@@ -86,6 +87,23 @@ fn fwd(p: Precision, [b, t, c, v, context]: [usize; 5], position: Option<u32>) -
         positions: None,
         vocab: v,
         at_position: position.is_some(),
+        factor: 1.0,
+    };
+    kit.finish(op)
+}
+
+/// Of tokens that continue sequences in a cache, each at its own position; -1 is one that is not used.
+fn placed_fwd(p: Precision, b: usize) -> Case {
+    let mut kit = Kit::with_precision(p, format!("B{b} T1 C48 V50 at their positions"));
+    kit.scalars.position = u32::MAX; // must not be used
+    let op = EmbeddingFwd {
+        out: kit.slot([b, 1, 48]),
+        tokens: kit.tokens([b, 1], 50),
+        wte: kit.param([53, 48]),
+        wpe: Some(kit.param([40, 48])),
+        positions: Some(kit.i32s([b, 1], &[39, 0, -1, 17, 39][..b])),
+        vocab: 50,
+        at_position: true,
         factor: 1.0,
     };
     kit.finish(op)

@@ -37,6 +37,15 @@ pub fn refusals_in(p: Precision) -> Vec<Case> {
             packed_embedding(p, positions),
         ]);
     }
+    for positions in [[0, 5], [-2, 1], [i32::MAX, 3], [3, i32::MIN]] {
+        cases.extend([placed_embedding(p, positions), placed_rope(p, positions)]);
+        cases.push(placed_attention(p, [0, 1], positions));
+    }
+    for (rows, positions) in
+        [([0, 3], [0, 0]), ([-1, 0], [0, 0]), ([1, 0], [0, 0]), ([1, 1], [2, 2]), ([1, 2], [-1, 2])]
+    {
+        cases.push(placed_attention(p, rows, positions));
+    }
     for logit in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         cases.extend([0, 40].map(|token| router_fwd(p, token, logit)));
     }
@@ -136,7 +145,17 @@ fn attention_cached(p: Precision, position: u32) -> Case {
     kit.scalars.position = position;
     let [keys, values] = [(); 2].map(|()| kit.cache([2, 5, 3]));
     let (out, qkv) = (kit.slot([2, 1, 3]), kit.slot([2, 1, 9]));
-    kit.finish(AttentionCached { out, keys, values, qkv, heads: 1, kv_heads: 1, window: None })
+    kit.finish(AttentionCached {
+        out,
+        keys,
+        values,
+        qkv,
+        rows: None,
+        positions: None,
+        heads: 1,
+        kv_heads: 1,
+        window: None,
+    })
 }
 
 fn rope(p: Precision, position: u32) -> Case {
@@ -153,6 +172,49 @@ fn packed(p: Precision, positions: [i32; 4]) -> (Kit, Option<Slot>) {
     let mut kit = Kit::with_precision(p, format!("positions {positions:?} of documents"));
     let positions = kit.i32s([2, 2], &positions);
     (kit, Some(positions))
+}
+
+/// Two tokens of a cache of three sequences of five positions.
+fn placed_attention(p: Precision, rows: [i32; 2], positions: [i32; 2]) -> Case {
+    let mut kit = Kit::with_precision(p, format!("rows {rows:?} at positions {positions:?}"));
+    let [keys, values] = [(); 2].map(|()| kit.cache([3, 5, 3]));
+    let (out, qkv) = (kit.slot([2, 1, 3]), kit.slot([2, 1, 9]));
+    let [rows, positions] = [rows, positions].map(|values| Some(kit.i32s([2, 1], &values)));
+    kit.finish(AttentionCached {
+        out,
+        keys,
+        values,
+        qkv,
+        rows,
+        positions,
+        heads: 1,
+        kv_heads: 1,
+        window: None,
+    })
+}
+
+fn placed_rope(p: Precision, positions: [i32; 2]) -> Case {
+    let mut kit = Kit::with_precision(p, format!("tokens at positions {positions:?} of 5"));
+    let positions = Some(kit.i32s([2, 1], &positions));
+    let qkv = kit.slot([2, 1, 12]);
+    let (heads, kv_heads, base, alpha, scaling) = (1, 1, 1e4, 1.0, RopeScaling::None);
+    let (back, at_position) = (false, true);
+    kit.finish(Rope { qkv, heads, kv_heads, base, alpha, scaling, back, at_position, positions, context: 5 })
+}
+
+fn placed_embedding(p: Precision, positions: [i32; 2]) -> Case {
+    let mut kit = Kit::with_precision(p, format!("tokens at positions {positions:?} of 5"));
+    let op = EmbeddingFwd {
+        out: kit.slot([2, 1, 3]),
+        tokens: kit.i32s([2, 1], &[6, 0]),
+        wte: kit.param([8, 3]),
+        wpe: Some(kit.param([5, 3])),
+        positions: Some(kit.i32s([2, 1], &positions)),
+        vocab: 7,
+        at_position: true,
+        factor: 1.0,
+    };
+    kit.finish(op)
 }
 
 fn packed_attention(p: Precision, positions: [i32; 4]) -> Case {

@@ -44,6 +44,9 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     {
         cases.extend([false, true].map(|back| packed(p, shape, back, longest)));
     }
+    for shape in [[1, 1, 2, 1, 1], [5, 1, 16, 4, 1], [5, 1, 64, 6, 3], [3, 2, 62, 2, 1], [0, 1, 16, 4, 1]] {
+        cases.push(placed(p, shape));
+    }
     cases
 }
 
@@ -56,6 +59,19 @@ fn packed(p: Precision, [b, t, hd, heads, kv_heads]: [usize; 5], back: bool, lon
     let qkv = kit.slot([b, t, (heads + 2 * kv_heads) * hd]);
     let (base, alpha, scaling, at_position) = (10_000.0, 1.0, RopeScaling::None, false);
     kit.finish(Rope { qkv, heads, kv_heads, base, alpha, scaling, back, at_position, positions, context: t })
+}
+
+/// Of tokens that continue sequences in a cache, each at its own position; -1 is one that is not used.
+fn placed(p: Precision, [b, t, hd, heads, kv_heads]: [usize; 5]) -> Case {
+    let mut kit =
+        Kit::with_precision(p, format!("B{b} T{t} HD{hd} NH{heads} NKV{kv_heads} at their positions"));
+    kit.scalars.position = u32::MAX; // must not be used
+    let places: Vec<i32> = [700, 0, -1, 31, 32, 699].into_iter().take(b * t).collect();
+    let positions = Some(kit.i32s([b, t], &places));
+    let qkv = kit.slot([b, t, (heads + 2 * kv_heads) * hd]);
+    let (base, alpha, scaling, back) = (10_000.0, 1.0, RopeScaling::None, false);
+    let (at_position, context) = (true, 701);
+    kit.finish(Rope { qkv, heads, kv_heads, base, alpha, scaling, back, at_position, positions, context })
 }
 
 fn rope(p: Precision, shape: [usize; 5], back: bool, alpha: f32, at: Option<u32>) -> Case {

@@ -2,7 +2,7 @@
 
 use super::dropout::Factors;
 use super::{Pools, Step, positions};
-use ironhorse_core::op::{AttentionBwd, AttentionCached, AttentionFwd, AttentionMask};
+use ironhorse_core::op::{AttentionBwd, AttentionCached, AttentionFwd, AttentionMask, check_cache_rows};
 use ironhorse_core::{Error, Result, Slot};
 
 /// Sizes and offsets in packed (B,T,W) and plain (B,T,C) tensors; W = (NH + 2·NKV)·HD.
@@ -159,29 +159,49 @@ pub(super) fn bwd(pools: &mut Pools, op: &AttentionBwd, drop: Option<Factors>) -
     pools.write(op.d_qkv, &d_qkv)
 }
 
+/// The sequence of the cache and the position of each token; `None` for tokens that are not used.
+fn places(pools: &Pools, op: &AttentionCached, step: Step) -> Result<Vec<Option<[usize; 2]>>> {
+    let [sequences, context] = [0, 1].map(|i| op.keys.shape.dims()[i]);
+    if let (Some(rows), Some(positions)) = (op.rows, op.positions) {
+        let [rows, positions] = [pools.read(rows)?, pools.read(positions)?]
+            .map(|all| all.iter().map(|&x| x as i32).collect::<Vec<_>>());
+        check_cache_rows(&rows, &positions, [sequences, context])?;
+        let place =
+            |(row, position): (i32, i32)| (position >= 0).then_some([row as usize, position as usize]);
+        return Ok(rows.into_iter().zip(positions).map(place).collect());
+    }
+    let position = step.scalars.position as usize;
+    if position >= context {
+        let what = format!("position {position} is beyond the cache of {context} positions");
+        return Err(Error::Input(what));
+    }
+    Ok((0..sequences).map(|b| Some([b, position])).collect())
+}
+
 pub(super) fn cached(pools: &mut Pools, op: &AttentionCached, step: Step) -> Result<()> {
     let now = Dims::new(&op.out, op.heads, op.kv_heads); // one position
     let past = Dims { seq: op.keys.shape.dims()[1], ..now };
-    let position = step.scalars.position as usize;
-    if position >= past.seq {
-        let what = format!("position {position} is beyond the cache of {} positions", past.seq);
-        return Err(Error::Input(what));
-    }
+    let places = places(pools, op, step)?;
     let qkv = pools.read(op.qkv)?;
     let (mut keys, mut values) = (pools.read(op.keys)?, pools.read(op.values)?);
     let mut out = vec![0.0; op.out.numel()];
-    for (b, h, _) in now.rows() {
-        let vector = |part| &qkv[now.packed(part, [b, 0, h])..][..now.size];
-        let new = past.cached([b, position, h]);
-        keys[new..][..now.size].copy_from_slice(vector(K));
-        values[new..][..now.size].copy_from_slice(vector(V));
-        let row = |s| past.cached([b, s, h])..past.cached([b, s, h]) + now.size;
+    let used = |b: usize, h: usize| places[b].map(|[row, position]| (b, h, row, position));
+    let all = || now.rows().filter_map(|(b, h, _)| used(b, h));
+    let vector = |part, b, h| &qkv[now.packed(part, [b, 0, h])..][..now.size];
+    for (b, h, row, position) in all() {
+        let new = past.cached([row, position, h]);
+        keys[new..][..now.size].copy_from_slice(vector(K, b, h));
+        values[new..][..now.size].copy_from_slice(vector(V, b, h));
+    }
+    for (b, h, row, position) in all() {
+        let at = |s| past.cached([row, s, h])..past.cached([row, s, h]) + now.size;
         let reached = (0..=position).filter(|s| op.window.is_none_or(|window| position - s < window));
-        let scores: Vec<f64> = reached.clone().map(|s| dot(vector(Q), &keys[row(s)]) * now.scale()).collect();
+        let score = |s| dot(vector(Q, b, h), &keys[at(s)]) * now.scale();
+        let scores: Vec<f64> = reached.clone().map(score).collect();
         let lse = log_sum_exp(&scores);
         for (s, score) in reached.zip(scores) {
             let p = (score - lse).exp();
-            add_scaled(&mut out[now.plain([b, 0, h])..][..now.size], p, &values[row(s)]);
+            add_scaled(&mut out[now.plain([b, 0, h])..][..now.size], p, &values[at(s)]);
         }
     }
     pools.write(op.keys, &keys)?;
@@ -277,7 +297,17 @@ mod tests {
         let keys = kit.f32s([1, 3, 1], &[1.0, f32::NAN, 77.0]);
         let values = kit.f32s([1, 3, 1], &[8.0, f32::NAN, 88.0]);
         let qkv = kit.f32s([1, 1, 3], &QKV[3..]);
-        let op = AttentionCached { out, keys, values, qkv, heads: 1, kv_heads: 1, window: None };
+        let op = AttentionCached {
+            out,
+            keys,
+            values,
+            qkv,
+            rows: None,
+            positions: None,
+            heads: 1,
+            kv_heads: 1,
+            window: None,
+        };
         let case = kit.finish(op);
         case.expect_within(out, &[10.0], 1e-6);
         case.expect_f64(keys, &[1.0, 0.0, 77.0]);
@@ -324,7 +354,17 @@ mod tests {
         let out = kit.slot([1, 1, 2]);
         let [keys, values] = [1.0, 8.0].map(|first| kit.f32s([1, 2, 1], &[first, f32::NAN]));
         let qkv = kit.f32s([1, 1, 4], &GROUPED[4..]);
-        let op = AttentionCached { out, keys, values, qkv, heads: 2, kv_heads: 1, window: None };
+        let op = AttentionCached {
+            out,
+            keys,
+            values,
+            qkv,
+            rows: None,
+            positions: None,
+            heads: 2,
+            kv_heads: 1,
+            window: None,
+        };
         let case = kit.finish(op);
         case.expect_within(out, &[10.0, 12.0], 1e-6);
         case.expect_f64(keys, &[1.0, 0.0]);

@@ -1,6 +1,6 @@
 //! Token plus position embedding.
 
-use super::{Pools, Step, index, positions};
+use super::{Pools, Step, at_positions, index, positions};
 use ironhorse_core::op::{EmbeddingBwd, EmbeddingFwd};
 use ironhorse_core::{Error, Result};
 
@@ -8,7 +8,7 @@ pub(super) fn fwd(pools: &mut Pools, op: &EmbeddingFwd, step: Step) -> Result<()
     let (batch, seq, width) = (op.tokens.shape.rows(), op.tokens.shape.cols(), op.wte.shape.cols());
     let (tokens, wte) = (pools.read(op.tokens)?, pools.read(op.wte)?);
     let wpe = op.wpe.map(|wpe| pools.read(wpe)).transpose()?;
-    let start = if op.at_position { step.scalars.position as usize } else { 0 };
+    let start = if op.at_position && op.positions.is_none() { step.scalars.position as usize } else { 0 };
     let context = op.wpe.map_or(usize::MAX, |wpe| wpe.shape.rows());
     if start + seq > context {
         return Err(Error::Input(format!(
@@ -16,7 +16,11 @@ pub(super) fn fwd(pools: &mut Pools, op: &EmbeddingFwd, step: Step) -> Result<()
             start + seq
         )));
     }
-    let positions = positions(pools, op.positions, seq)?;
+    let positions = if op.at_position {
+        at_positions(pools, op.positions, context)?
+    } else {
+        positions(pools, op.positions, seq)?
+    };
     let mut out = vec![0.0; batch * seq * width];
     for b in 0..batch {
         for t in 0..seq {

@@ -33,7 +33,7 @@ pub(crate) use pools::Pools;
 
 pub use activation::activation;
 
-use ironhorse_core::op::{Op, check_positions};
+use ironhorse_core::op::{Op, check_at_positions, check_positions};
 use ironhorse_core::{
     DType, DeviceDescription, Engine, EngineExt, Error, HostSlice, HostSliceMut, Layout, MemoryUse, Param,
     Program, Result, Scalars, Slot, bf16_to_f32, f32_to_bf16,
@@ -168,6 +168,14 @@ pub(crate) fn positions(pools: &Pools, slot: Option<Slot>, seq: usize) -> Result
     let positions = pools.read(slot)?;
     check_positions(&positions.iter().map(|&x| x as i32).collect::<Vec<_>>(), seq)?;
     Ok(Some(positions))
+}
+
+/// The position of each token that continues a sequence in a cache; 0 for those that are not used.
+pub(crate) fn at_positions(pools: &Pools, slot: Option<Slot>, context: usize) -> Result<Option<Vec<f64>>> {
+    let Some(slot) = slot else { return Ok(None) };
+    let positions = pools.read(slot)?;
+    check_at_positions(&positions.iter().map(|&x| x as i32).collect::<Vec<_>>(), context)?;
+    Ok(Some(positions.into_iter().map(|position| position.max(0.0)).collect()))
 }
 
 /// A token or target as an index, or an input error.

@@ -1,6 +1,6 @@
 //! Rotary position embedding.
 
-use super::{Pools, Step, positions};
+use super::{Pools, Step, at_positions, positions};
 use ironhorse_core::op::{Rope, RopeScaling};
 use ironhorse_core::{Error, Result};
 use std::f64::consts::PI;
@@ -9,13 +9,17 @@ pub(super) fn rope(pools: &mut Pools, op: &Rope, step: Step) -> Result<()> {
     let dims = op.qkv.shape.dims();
     let (batch, seq, width) = (dims[0], dims[1], dims[2]);
     let hd = width / (op.heads + 2 * op.kv_heads);
-    let start = if op.at_position { step.scalars.position as usize } else { 0 };
+    let start = if op.at_position && op.positions.is_none() { step.scalars.position as usize } else { 0 };
     if start + seq > op.context {
         let (end, context) = (start + seq, op.context);
         return Err(Error::Input(format!("positions {start}..{end} are beyond the context of {context}")));
     }
     let theta = f64::from(op.base) * f64::from(op.alpha).powf(hd as f64 / (hd as f64 - 2.0));
-    let positions = positions(pools, op.positions, seq)?;
+    let positions = if op.at_position {
+        at_positions(pools, op.positions, op.context)?
+    } else {
+        positions(pools, op.positions, seq)?
+    };
     let mut qkv = pools.read(op.qkv)?;
     for b in 0..batch {
         for t in 0..seq {

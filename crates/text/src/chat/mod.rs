@@ -130,6 +130,11 @@ impl Chat {
         Ok(self.render(messages, &Map::new(), reply)?.text)
     }
 
+    /// [`Chat::prompt`] up to the answer, with more for the template: `chat_template_kwargs` of a line of data.
+    pub fn question(&self, messages: &[Value], given: &Map<String, Value>) -> Result<String> {
+        Ok(self.render(messages, given, true)?.text)
+    }
+
     /// The token that ends a text, and what the assistant says.
     pub fn end(&self) -> Option<u32> {
         let end = self.special.get("eos_token").and_then(|token| self.tokenizer.id(token));

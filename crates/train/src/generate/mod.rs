@@ -1,11 +1,17 @@
 //! Writing text: feed the prompt, then draw one token after the other.
 
 pub mod codec;
+mod decoder;
+mod likely;
 pub mod sample;
+mod writer;
 
-use self::sample::{Sampler, Scratch};
+pub use self::decoder::{Decoder, End, Event, Job, New, Wants};
+pub use self::likely::Likely;
+use self::sample::Sampler;
+pub use self::writer::{Added, Writer};
+use crate::Result;
 use crate::session::Session;
-use crate::{Error, Result};
 
 /// What to write.
 #[derive(Clone, Debug)]
@@ -32,47 +38,28 @@ pub fn generate(
     request: &Request<'_>,
     mut on_token: impl FnMut(u32) -> Result<()>,
 ) -> Result<Vec<u32>> {
-    request.sampler.validate()?;
-    let (vocab, own) = (session.config().vocab_size(), session.config().max_seq_len());
-    let context = request.context.map_or(own, |context| context.clamp(1, own));
-    if request.prompt.is_empty() {
-        return Err(Error::input("the prompt", "empty", "at least one token to continue from"));
-    }
-    if let Some(token) = request.prompt.iter().find(|&&token| token as usize >= vocab) {
-        return Err(Error::input(
-            "prompt token",
-            token,
-            format!("less than the model's vocabulary of {vocab}"),
-        ));
-    }
-    let choice = request.vocab.min(vocab);
-    let mut rng = request.sampler.rng();
-    let (mut scratch, mut logits) = (Scratch::default(), Vec::new());
-    let mut all = request.prompt.to_vec();
-    let mut start = all.len().saturating_sub(context); // first token that is in the cache
-    let mut fed = start;
-    for _ in 0..request.tokens {
-        if all.len() - start > context {
-            start = all.len() - (context / 2).max(1);
-            fed = start;
-        }
-        for (at, &token) in all.iter().enumerate().skip(fed) {
-            session.feed(&[token as i32], at - start)?;
-        }
-        fed = all.len();
-        let uniform = request.sampler.uniform(&mut rng);
-        let token = match session.pick(choice, &request.sampler.choice(uniform))? {
-            Some(token) => token,
-            None => {
-                session.logits(&mut logits)?;
-                request.sampler.pick_at(&logits[..choice], uniform, &mut scratch)? as u32
+    let mut decoder = Decoder::new(session)?;
+    let Request { prompt, vocab, tokens, context, stop, sampler } = *request;
+    decoder.join(Job {
+        prompt: prompt.to_vec(),
+        vocab,
+        tokens,
+        context,
+        stop: stop.to_vec(),
+        sampler,
+        slides: true,
+        wants: Wants::default(),
+    })?;
+    let mut written = Vec::new();
+    while !decoder.is_empty() {
+        decoder.step(|_, event| match event {
+            Event::Token(new) => {
+                on_token(new.token)?;
+                written.push(new.token);
+                Ok(())
             }
-        };
-        if request.stop.contains(&token) {
-            break;
-        }
-        on_token(token)?;
-        all.push(token);
+            Event::Prompt(_) | Event::End(_) => Ok(()),
+        })?;
     }
-    Ok(all.split_off(request.prompt.len()))
+    Ok(written)
 }

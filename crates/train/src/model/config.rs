@@ -4,7 +4,7 @@ use super::decoder::{self, Plan};
 use super::describe::{self, Described, position};
 use super::named::NAMED;
 use super::notation::{KIND, Notation, Pairs};
-use super::{Gpt2Config, MoeConfig, StepOptions, TensorSpec, gpt2, moe};
+use super::{Gpt2Config, MoeConfig, ServingStep, StepOptions, TensorSpec, gpt2, moe};
 use crate::error::one_of;
 use crate::{Error, Result};
 use ironhorse_core::{Precision, Program};
@@ -238,13 +238,19 @@ impl ModelConfig {
 
     /// One token for each of `batch` sequences at the scalar `position`, over a key/value cache. Io: `x`, `logits`.
     pub fn decoding(&self, batch: usize, precision: Precision) -> Result<Program> {
-        decoder::decoding(self.plan()?, batch, precision)
+        decoder::decoding(self.plan()?, batch, None, precision)
     }
 
-    /// [`decoding`](Self::decoding) whose cache has room for the first `positions` only, where the position is no row of a
-    /// table: a context of 40,960 tokens takes gigabytes, a short text does not need them.
+    /// [`decoding`](Self::decoding) whose cache has room for the first `positions` only: a context of 40,960 tokens takes
+    /// gigabytes, and a short text does not need them.
     pub fn decoding_within(&self, batch: usize, positions: usize, precision: Precision) -> Result<Program> {
-        decoder::decoding(self.plan()?.within(positions), batch, precision)
+        decoder::decoding(self.plan()?, batch, Some(positions), precision)
+    }
+
+    /// New tokens of several sequences over a key/value cache. Io: `x`, `rows`, `positions` and `logits`; `picks` where only
+    /// some tokens have logits.
+    pub fn serving(&self, step: ServingStep, precision: Precision) -> Result<Program> {
+        decoder::serving(self.plan()?, step, precision)
     }
 
     /// Reads a description of this kind.

@@ -11,6 +11,7 @@ mod moe;
 mod named;
 pub(crate) mod notation;
 mod recompute;
+mod serving;
 mod tensor_spec;
 
 pub use config::ModelConfig;
@@ -20,4 +21,5 @@ pub use lora::{Adapted, AdapterPart, BaseDigest, Lora, Target, Targets, add_prod
 pub use moe::{Family, MoeConfig, RopeType};
 pub use notation::Notation;
 pub use recompute::{After, Recompute, StepOptions, Sums};
+pub use serving::ServingStep;
 pub use tensor_spec::TensorSpec;

@@ -1,8 +1,7 @@
 //! Batches of any shape and texts of any length: programs that are planned when they are first needed, over the weights that are
 //! there. A caller plans, sees what the engine must hold, reserves it, and then computes.
 
-use super::{Batch, Session, forward_loss, io, not_evaluating, not_generating};
-use crate::model::ModelConfig;
+use super::{Batch, Serving, Session, forward_loss, io, not_evaluating, not_generating};
 use crate::{Error, Result};
 use ironhorse_core::{EngineExt, Layout, Program, Scalars, Section, Slot};
 
@@ -58,16 +57,15 @@ impl Session {
 
     /// Plans the decoding of one sequence of at most so many tokens, if that is not there. Gives what the engine must hold.
     pub fn plan_decoding(&mut self, positions: usize) -> Result<Layout> {
-        let positions = match self.model.config {
-            ModelConfig::Gpt2(config) => config.max_seq_len, // as long as its table of positions
-            ModelConfig::Moe(_) => positions,
-        };
         if self.programs.decode.is_none() || self.any_shape.positions < positions {
             let precision = self.any_program()?.precision();
             self.programs.decode = Some(self.model.config.decoding_within(1, positions, precision)?);
+            self.programs.serving = Serving::one(Some(positions)).programs(&self.model, precision)?;
             self.any_shape.positions = positions;
         }
-        self.programs.decode.as_ref().map(|program| *program.layout()).ok_or_else(not_generating)
+        let decode = self.programs.decode.as_ref().ok_or_else(not_generating)?;
+        let serving = self.programs.serving.iter().map(|serving| serving.program.layout());
+        Ok(serving.fold(*decode.layout(), |all, layout| all.union(layout)))
     }
 
     /// Makes room for what was planned; weights stay.

@@ -7,12 +7,14 @@ pub(crate) mod master;
 mod pairs;
 mod ranks;
 mod routing;
+mod serving;
 
 pub use any_shape::{Wanted, padded_seq};
 pub use batch::{Batch, OwnedBatch};
 pub use pairs::{BatchPairs, Rewards};
 pub use routing::LayerRouting;
 pub(crate) use routing::null_is_nan;
+pub use serving::{CacheToken, Fed, PREFILL, Serving};
 
 use self::master::{is_residual, read_master, write_master};
 use crate::eval::shapes;
@@ -37,8 +39,10 @@ pub struct SessionSpec {
     pub score: Option<(usize, usize)>,
     /// Token-by-token decoding of this many sequences.
     pub decode: Option<usize>,
-    /// The positions that decoding has room for, where the position is no row of a table [default: the context].
+    /// The positions that decoding has room for [default: the context].
     pub decode_context: Option<usize>,
+    /// Continuing several sequences at once. Without it, `decode` of one sequence can do so for that one.
+    pub serving: Option<Serving>,
     /// What the backward computes again.
     pub recompute: Recompute,
     /// How often training drops elements.
@@ -80,7 +84,10 @@ impl SessionSpec {
             Some(positions) => model.decoding_within(batch, positions, self.precision),
             None => model.decoding(batch, self.precision),
         });
+        let one = self.decode == Some(1);
+        let serving = self.serving.or(one.then(|| Serving::one(self.decode_context)));
         Ok(Programs {
+            serving: serving.map_or(Ok(Vec::new()), |serving| serving.programs(&model, self.precision))?,
             train: train.transpose()?,
             eval: eval.transpose()?,
             score: score.collect::<Result<_>>()?,
@@ -96,11 +103,14 @@ struct Programs {
     /// For texts of different lengths.
     score: Vec<Program>,
     decode: Option<Program>,
+    /// From few tokens to many; the last may give the logits of all tokens.
+    serving: Vec<serving::ServingProgram>,
 }
 
 impl Programs {
     fn all(&self) -> impl Iterator<Item = &Program> {
-        self.train.iter().chain(&self.eval).chain(&self.score).chain(&self.decode)
+        let serving = self.serving.iter().map(|serving| &serving.program);
+        self.train.iter().chain(&self.eval).chain(&self.score).chain(&self.decode).chain(serving)
     }
 
     fn layout(&self) -> Layout {

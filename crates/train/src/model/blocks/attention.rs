@@ -66,12 +66,23 @@ impl Blocks {
             self.b.name(name, out);
             return Ok(Attention { qkv, out, lse: Some(lse), heads, drop, mask });
         };
-        let (batch, dtype) = (self.batch.0, self.dtype());
+        let (batch, dtype) = (self.sequences.map_or(self.batch.0, |(count, _)| count), self.dtype());
         let [keys, values] = [(); 2].map(|()| self.b.cache([batch, context, kv_heads * dim], dtype));
+        let (rows, positions) = (self.sequences.map(|(_, rows)| rows), self.positions);
         let out = self.tokens_by(query * dim);
         self.b.at(name);
         let window = window.filter(|&window| window < context);
-        self.b.push(AttentionCached { out, keys, values, qkv, heads: query, kv_heads, window })?;
+        self.b.push(AttentionCached {
+            out,
+            keys,
+            values,
+            qkv,
+            rows,
+            positions,
+            heads: query,
+            kv_heads,
+            window,
+        })?;
         Ok(Attention { qkv, out, lse: None, heads, drop: None, mask: AttentionMask::CAUSAL })
     }
 

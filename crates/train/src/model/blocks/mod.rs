@@ -44,6 +44,8 @@ pub(super) struct Blocks {
     x: Slot,
     /// (B,T) i32, the position of each token where sequences hold several documents.
     positions: Option<Slot>,
+    /// Where tokens are of any of several sequences of a cache: how many, and (B,1) i32, which of them.
+    sequences: Option<(usize, Slot)>,
     weights: HashMap<String, Vec<Slot>>,
     /// (B,T,P·r), what the adapters of a layer make of its input, by the layer's name.
     hidden_of: HashMap<String, Slot>,
@@ -183,8 +185,18 @@ impl Blocks {
             weights.insert(name, update::declare(&mut b, group, true));
         }
         let x = b.io("x", [batch.0, batch.1], DType::I32);
-        let (width, hidden_of, saved_fp8) = (setup.width, HashMap::new(), HashMap::new());
-        Ok(Self { b, batch, width, x, positions: None, weights, hidden_of, fp8: None, saved_fp8 })
+        Ok(Self {
+            b,
+            batch,
+            width: setup.width,
+            x,
+            positions: None,
+            sequences: None,
+            weights,
+            hidden_of: HashMap::new(),
+            fp8: None,
+            saved_fp8: HashMap::new(),
+        })
     }
 
     /// Makes products of 8-bit numbers where the precision asks for them: in training only, so that losses of other programs
@@ -205,7 +217,36 @@ impl Blocks {
         self.positions = Some(self.b.io("positions", [self.batch.0, self.batch.1], DType::I32));
     }
 
-    /// The position of each token where sequences hold several documents.
+    /// Lets every token be of any of so many sequences of a cache, at any position. Io: `rows`, `positions`.
+    pub fn place(&mut self, sequences: usize) {
+        let rows = self.b.io("rows", [self.batch.0, self.batch.1], DType::I32);
+        self.sequences = Some((sequences, rows));
+        self.pack();
+    }
+
+    /// The rows of some tokens. Io: `picks`, their numbers.
+    pub fn picked(&mut self, inp: Slot, count: usize) -> Result<Slot> {
+        let picks = self.b.io("picks", [count, 1], DType::I32);
+        let (tokens, width, dtype) = (self.tokens(), self.width, self.dtype());
+        let out = self.b.activation([count, 1, width], dtype);
+        // the rows of a table by their numbers: what embedding tokens is
+        let table = Slot { shape: [tokens, width].into(), ..inp };
+        self.b.at("picked");
+        let (positions, at_position) = (None, false);
+        self.b.push(EmbeddingFwd {
+            out,
+            tokens: picks,
+            wte: table,
+            wpe: None,
+            positions,
+            vocab: tokens,
+            at_position,
+            factor: 1.0,
+        })?;
+        Ok(out)
+    }
+
+    /// The position of each token where sequences hold several documents, or where tokens continue sequences of a cache.
     pub fn positions(&self) -> Option<Slot> {
         self.positions
     }
@@ -350,7 +391,12 @@ impl Blocks {
 
     /// Declares the logits of every token, (B,T,Vp).
     pub fn logits_io(&mut self, head: Slot) -> Slot {
-        let ((batch, seq), dtype) = (self.batch, self.dtype());
+        self.logits_of(self.batch, head)
+    }
+
+    /// Declares the logits of so many sequences and tokens.
+    pub fn logits_of(&mut self, (batch, seq): (usize, usize), head: Slot) -> Slot {
+        let dtype = self.dtype();
         self.b.io("logits", [batch, seq, head.shape.rows()], dtype)
     }
 

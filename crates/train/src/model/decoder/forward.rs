@@ -31,7 +31,7 @@ impl Decoder {
     pub(super) fn blocks(&mut self, purpose: Purpose) -> Result<(Vec<SavedLayer>, Norm)> {
         let decoding = purpose == Purpose::Decoding;
         let (names, heads) = (self.plan.names, self.plan.heads);
-        let cached = decoding.then_some(self.plan.setup.context);
+        let cached = decoding.then_some(self.cached);
         let embed = self.net.embed(self.tables(), self.plan.vocab[0], decoding)?;
         self.drop_fwd(Place::Embedding, embed)?;
         let mut layers = Vec::with_capacity(self.layers.len());

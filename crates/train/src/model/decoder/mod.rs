@@ -28,7 +28,7 @@ mod qk_norm;
 
 use super::blocks::{Attention, Blocks, Head, Heads, Linear, Norm, NormWeights, Purpose, Setup};
 use super::lora::Lora;
-use super::{ModelConfig, StepOptions, Sums, Target};
+use super::{ModelConfig, ServingStep, StepOptions, Sums, Target};
 use crate::Result;
 use expert_layer::ExpertLayer;
 use experts::{Experts, SavedExperts};
@@ -139,7 +139,7 @@ pub(super) struct Plan {
 
 impl Plan {
     /// With a context of at most so many positions, unless each position is a row of a table.
-    pub fn within(mut self, positions: usize) -> Self {
+    fn within(mut self, positions: usize) -> Self {
         if self.names.positions.is_none() {
             self.setup.context = positions.clamp(1, self.setup.context);
         }
@@ -195,12 +195,30 @@ pub(super) fn logits(plan: Plan, batch: (usize, usize), precision: Precision) ->
     decoder.net.finish()
 }
 
-pub(super) fn decoding(plan: Plan, batch: usize, precision: Precision) -> Result<Program> {
-    let mut decoder = Decoder::new(plan, (batch, 1), precision)?;
-    decoder.net.b.keep_activations(1); // an engine can compute a norm together with the layer after it
+/// One token for each of `batch` sequences, over a cache of at most so many positions.
+pub(super) fn decoding(
+    plan: Plan,
+    batch: usize,
+    positions: Option<usize>,
+    precision: Precision,
+) -> Result<Program> {
+    let mut decoder = Decoder::caching(plan, batch, positions, precision)?;
     let logits = decoder.net.logits_io(decoder.head);
     let (_, norm) = decoder.blocks(Purpose::Decoding)?;
     decoder.net.logits(norm.out, logits, decoder.head)?;
+    decoder.net.finish()
+}
+
+pub(super) fn serving(plan: Plan, step: ServingStep, precision: Precision) -> Result<Program> {
+    let mut decoder = Decoder::caching(plan, step.tokens, step.context, precision)?;
+    decoder.net.place(step.sequences);
+    let logits = decoder.net.logits_of((step.picks.unwrap_or(step.tokens), 1), decoder.head);
+    let (_, norm) = decoder.blocks(Purpose::Decoding)?;
+    let last = match step.picks {
+        Some(count) => decoder.net.picked(norm.out, count)?,
+        None => norm.out,
+    };
+    decoder.net.logits(last, logits, decoder.head)?;
     decoder.net.finish()
 }
 
@@ -252,6 +270,8 @@ struct Decoder {
     dropout: DropRate,
     /// The β of the loss of pairs, if that is the loss.
     preference: Option<f32>,
+    /// Positions of the cache, when decoding.
+    cached: usize,
 }
 
 /// What the MLP or the experts of a layer leave for the backward.
@@ -302,7 +322,16 @@ impl Decoder {
         let norm = net.norm_weights(names.last_norm[0], (plan.norm_eps, plan.gain))?;
         let (embed, head) = (net.weight(names.embed, vocab)?, net.weight(names.head, vocab)?);
         let (dropout, preference) = (DropRate::default(), None);
-        Ok(Self { net, plan, embed, positions, layers, norm, head, dropout, preference })
+        Ok(Self { net, plan, embed, positions, layers, norm, head, dropout, preference, cached: context })
+    }
+
+    /// For new tokens over a cache. All programs of a session must agree on its positions, as they share it.
+    fn caching(plan: Plan, tokens: usize, positions: Option<usize>, precision: Precision) -> Result<Self> {
+        let positions = positions.unwrap_or(plan.setup.context).clamp(1, plan.setup.context);
+        let mut decoder = Self::new(plan.within(positions), (tokens, 1), precision)?;
+        decoder.cached = positions;
+        decoder.net.b.keep_activations(1); // an engine can compute a norm together with the layer after it
+        Ok(decoder)
     }
 
     /// Whether sequences hold several documents, and whether these are pairs.
@@ -406,7 +435,7 @@ mod tests {
         let training = |window| training(windowed(window), (2, 7), options(false), Precision::F32).unwrap();
         assert_eq!(masks(&training(3)), [None, Some(3), Some(3), None]);
         assert_eq!(masks(&training(7)), [None; 4]);
-        let decoding = |window| masks(&decoding(windowed(window), 2, Precision::F32).unwrap());
+        let decoding = |window| masks(&decoding(windowed(window), 2, None, Precision::F32).unwrap());
         assert_eq!(decoding(8), [None, Some(8)]);
         assert_eq!(decoding(9), [None, None]);
         let all = |op: &Op| !matches!(op, Op::AttentionFwd(op) if op.mask != AttentionMask::CAUSAL);

@@ -2,7 +2,7 @@
 
 use super::Lora;
 use crate::model::decoder::{self, Plan};
-use crate::model::{ModelConfig, StepOptions, TensorSpec};
+use crate::model::{ModelConfig, ServingStep, StepOptions, TensorSpec};
 use crate::{Error, Result};
 use ironhorse_core::{Optimizer, Precision, Program};
 
@@ -83,7 +83,7 @@ impl Adapted {
     /// [`ModelConfig::decoding`]
     pub fn decoding(&self, batch: usize, precision: Precision) -> Result<Program> {
         match self.lora {
-            Some(lora) => decoder::decoding(self.plan(lora)?, batch, precision),
+            Some(lora) => decoder::decoding(self.plan(lora)?, batch, None, precision),
             None => self.config.decoding(batch, precision),
         }
     }
@@ -91,8 +91,16 @@ impl Adapted {
     /// [`ModelConfig::decoding_within`] of this model.
     pub fn decoding_within(&self, batch: usize, positions: usize, precision: Precision) -> Result<Program> {
         match self.lora {
-            Some(lora) => decoder::decoding(self.plan(lora)?.within(positions), batch, precision),
+            Some(lora) => decoder::decoding(self.plan(lora)?, batch, Some(positions), precision),
             None => self.config.decoding_within(batch, positions, precision),
+        }
+    }
+
+    /// [`ModelConfig::serving`] of this model.
+    pub fn serving(&self, step: ServingStep, precision: Precision) -> Result<Program> {
+        match self.lora {
+            Some(lora) => decoder::serving(self.plan(lora)?, step, precision),
+            None => self.config.serving(step, precision),
         }
     }
 }

@@ -1,0 +1,306 @@
+#!/usr/bin/env python3
+"""First token and tokens per second of `ironhorse serve`, alone and with many clients, beside transformers' `generate`.
+
+    python benches/serve.py --binary target/release/ironhorse --make gpt2 --json serve.json
+    python benches/serve.py --binary ironhorse --model FOLDER --device cuda --clients 16
+
+`--make` writes a model of random weights (the speed does not depend on them) for where there are none: gpt2, or 8b,
+the shape of Qwen3-8B. Every answer goes on to its last token (`ignore_eos`), prompts are tokens, and the clock of a
+client starts before it connects. transformers runs the same prompts in the same process order: one at a time, then all
+as one batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import http.client
+import json
+import re
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+GPT2 = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "n_layer": 12,
+    "n_head": 12,
+    "n_embd": 768,
+    "n_positions": 1024,
+    "n_ctx": 1024,
+    "vocab_size": 50257,
+    "activation_function": "gelu_new",
+    "n_inner": None,
+    "layer_norm_epsilon": 1e-5,
+    "bos_token_id": 50256,
+    "eos_token_id": 50256,
+}
+QWEN_8B = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 4096,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "use_sliding_window": False,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
+
+
+def tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes as transformers has them."""
+    if config["model_type"] == "gpt2":
+        c = config["n_embd"]
+        all_: dict[str, tuple[int, ...]] = {
+            "transformer.wte.weight": (config["vocab_size"], c),
+            "transformer.wpe.weight": (config["n_positions"], c),
+        }
+        for layer in range(config["n_layer"]):
+            for name, shape in {
+                "ln_1.weight": (c,),
+                "ln_1.bias": (c,),
+                "attn.c_attn.weight": (c, 3 * c),
+                "attn.c_attn.bias": (3 * c,),
+                "attn.c_proj.weight": (c, c),
+                "attn.c_proj.bias": (c,),
+                "ln_2.weight": (c,),
+                "ln_2.bias": (c,),
+                "mlp.c_fc.weight": (c, 4 * c),
+                "mlp.c_fc.bias": (4 * c,),
+                "mlp.c_proj.weight": (4 * c, c),
+                "mlp.c_proj.bias": (c,),
+            }.items():
+                all_[f"transformer.h.{layer}.{name}"] = shape
+        return {**all_, "transformer.ln_f.weight": (c,), "transformer.ln_f.bias": (c,)}
+    c, f, d = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q, kv = config["num_attention_heads"] * d, config["num_key_value_heads"] * d
+    all_ = {"model.embed_tokens.weight": (config["vocab_size"], c)}
+    for layer in range(config["num_hidden_layers"]):
+        for name, shape in {
+            "input_layernorm.weight": (c,),
+            "self_attn.q_proj.weight": (q, c),
+            "self_attn.k_proj.weight": (kv, c),
+            "self_attn.v_proj.weight": (kv, c),
+            "self_attn.o_proj.weight": (c, q),
+            "self_attn.q_norm.weight": (d,),
+            "self_attn.k_norm.weight": (d,),
+            "post_attention_layernorm.weight": (c,),
+            "mlp.gate_proj.weight": (f, c),
+            "mlp.up_proj.weight": (f, c),
+            "mlp.down_proj.weight": (c, f),
+        }.items():
+            all_[f"model.layers.{layer}.{name}"] = shape
+    return {**all_, "model.norm.weight": (c,), "lm_head.weight": (config["vocab_size"], c)}
+
+
+def make(folder: Path, config: dict[str, Any]) -> None:
+    """A folder of random weights: one block over and over, so that it is written as fast as the disk takes it."""
+    import numpy as np
+
+    folder.mkdir(parents=True, exist_ok=True)
+    is_gpt2 = config["model_type"] == "gpt2"
+    numbers = (np.random.default_rng(0).standard_normal(1 << 22) * 0.02).astype(np.float32)
+    block = (numbers if is_gpt2 else (numbers.view(np.uint32) >> 16).astype(np.uint16)).tobytes()
+    size, dtype = (4, "F32") if is_gpt2 else (2, "BF16")
+    head, at = {}, 0
+    for name, shape in tensors(config).items():
+        count = size
+        for dim in shape:
+            count *= dim
+        head[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + count]}
+        at += count
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        while at > 0:
+            file.write(block[: min(at, len(block))])
+            at -= min(at, len(block))
+    (folder / "config.json").write_text(json.dumps({**config, "torch_dtype": "float32" if is_gpt2 else "bfloat16"}))
+
+
+class Server:
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+        command = [
+            args.binary,
+            "serve",
+            str(folder),
+            "--listen",
+            "127.0.0.1:0",
+            "--name",
+            "m",
+            "--device",
+            args.device,
+            "--tokenizer",
+            args.tokenizer,
+            "--rows",
+            str(args.clients),
+            "--context",
+            str(args.prompt + args.tokens),
+            *args.flags,
+        ]
+        started = time.perf_counter()
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = re.search(r"http://([0-9.]+):(\d+)", line)
+        if not found:
+            sys.exit(f"the server did not start: {line}")
+        self.host, self.port = found.group(1), int(found.group(2))
+        self.start_s = time.perf_counter() - started
+
+    def ask(self, prompt: list[int], tokens: int) -> dict[str, float]:
+        """Seconds to the first token and to the last, by the client's clock."""
+        body = {
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "stream": True,
+            "ignore_eos": True,
+            "stream_options": {"include_usage": True},
+        }
+        start = time.perf_counter()
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=600)
+        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        answer, first, usage = connection.getresponse(), 0.0, None
+        for line in answer:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            if event.get("error"):
+                sys.exit(f"the server answered {event}")
+            if event["choices"] and not first:
+                first = time.perf_counter() - start
+            usage = event.get("usage") or usage
+        if usage is None or usage["completion_tokens"] != tokens:
+            sys.exit(f"expected {tokens} tokens, found {usage}")
+        return {"first_s": first, "all_s": time.perf_counter() - start}
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait(timeout=60)
+
+
+def served(args: argparse.Namespace, folder: Path, prompts: list[list[int]]) -> dict[str, Any]:
+    server = Server(args, folder)
+    try:
+        server.ask(prompts[0], 4)  # once before the clock
+        alone = [server.ask(prompt, args.tokens) for prompt in prompts[: args.rounds]]
+        with concurrent.futures.ThreadPoolExecutor(args.clients) as pool:
+            start = time.perf_counter()
+            together = list(pool.map(lambda prompt: server.ask(prompt, args.tokens), prompts))
+            seconds = time.perf_counter() - start
+    finally:
+        server.end()
+    # of one client, the tokens after the first by the time they take; of many, all tokens by all of the time
+    rate = [(args.tokens - 1) / (one["all_s"] - one["first_s"]) for one in alone]
+    return {
+        "start_s": server.start_s,
+        "alone": {
+            "first_s": statistics.median(one["first_s"] for one in alone),
+            "tokens_per_s": statistics.median(rate),
+            "whole_tokens_per_s": statistics.median(args.tokens / one["all_s"] for one in alone),
+        },
+        "together": {
+            "clients": args.clients,
+            "tokens_per_s": args.clients * args.tokens / seconds,
+            "first_s": statistics.median(one["first_s"] for one in together),
+        },
+    }
+
+
+def transformers_speed(args: argparse.Namespace, folder: Path, prompts: list[list[int]]) -> dict[str, Any]:
+    import torch
+    import transformers
+
+    if args.device == "cpu":
+        torch.set_num_threads(args.threads)
+    dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(args.device).eval()
+
+    def write(batch: list[list[int]], tokens: int) -> float:
+        ids = torch.tensor(batch, device=args.device)
+        start = time.perf_counter()
+        with torch.inference_mode():
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=tokens,
+                min_new_tokens=tokens,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        out.cpu()
+        return time.perf_counter() - start
+
+    write(prompts[:1], 2)
+    first = statistics.median(write(prompts[i : i + 1], 1) for i in range(args.rounds))
+    one = statistics.median(write(prompts[i : i + 1], args.tokens) for i in range(args.rounds))
+    many = write(prompts, args.tokens)
+    return {
+        "version": transformers.__version__,
+        "alone": {
+            "first_s": first,
+            "tokens_per_s": (args.tokens - 1) / (one - first),
+            "whole_tokens_per_s": args.tokens / one,
+        },
+        "together": {"clients": args.clients, "tokens_per_s": args.clients * args.tokens / many},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", required=True)
+    parser.add_argument("--model", type=Path, help="a folder as transformers saves it")
+    parser.add_argument("--make", choices=["gpt2", "8b"])
+    parser.add_argument("--tokenizer", default="gpt2", help="only its vocabulary counts: prompts are tokens")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=2, help="of transformers")
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of an answer")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--alone", action="store_true", help="without transformers")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("flags", nargs="*", help="more flags of serve, behind --")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.model or Path(temporary) / "model"
+        if args.make:
+            make(folder, GPT2 if args.make == "gpt2" else QWEN_8B)
+        prompts = [
+            [(i * 7919 + j * 104729 + 17) % 50000 for j in range(args.prompt)]
+            for i in range(max(args.clients, args.rounds))
+        ]
+        report: dict[str, Any] = {
+            "prompt": args.prompt,
+            "tokens": args.tokens,
+            "device": args.device,
+            "ironhorse": served(args, folder, prompts),
+        }
+        if not args.alone:
+            report["transformers"] = transformers_speed(args, folder, prompts)
+    text = json.dumps(report, indent=1)
+    print(text)
+    if args.json:
+        args.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+//! A bounded HTTP/1.1 server: whatever uses it says what to answer, this says how long and how much a client may take.
+//!
+//! Every limit is per connection, so a client that is slow or goes away holds a connection and nothing else: the head of a request and
+//! its body must arrive in time, a body may not be larger than allowed, and a client that does not read is cut off. Connections beyond
+//! the limit wait in the system's queue.
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Limited};
+use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{HeaderMap, Method, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::Sleep;
+
+/// How much a client may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections at a time.
+    pub connections: usize,
+    /// Until the head of a request is there, also of the next one on a connection that is kept open.
+    pub head: Duration,
+    /// Until its body is there.
+    pub body: Duration,
+    /// Until a client reads on.
+    pub stalled: Duration,
+    /// Bytes of a body.
+    pub body_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 1024,
+            head: Duration::from_secs(15),
+            body: Duration::from_secs(30),
+            stalled: Duration::from_secs(30),
+            body_bytes: 8 << 20,
+        }
+    }
+}
+
+/// The largest head of a request, in bytes.
+const HEAD_BYTES: usize = 32 << 10;
+
+/// A whole request.
+#[derive(Debug)]
+pub struct Request {
+    /// GET, POST, …
+    pub method: Method,
+    /// What is asked for, without the query.
+    pub path: String,
+    /// Its headers.
+    pub headers: HeaderMap,
+    /// Its body, or why there is none.
+    pub body: Result<Bytes, BadBody>,
+}
+
+/// Why a body did not arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BadBody {
+    /// Larger than allowed.
+    Large,
+    /// Not in time.
+    Slow,
+    /// The client broke off, or what it sent is not HTTP.
+    Broken,
+}
+
+/// What follows piece by piece.
+pub trait Source: Send {
+    /// The next piece; `None` at the end.
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>>;
+}
+
+/// The body of an answer.
+pub enum Body {
+    /// All of it.
+    Whole(Bytes),
+    /// Piece by piece; dropped when the client goes away.
+    Pieces(Box<dyn Source>),
+}
+
+impl HttpBody for Body {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match &mut *self {
+            Self::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Self::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Self::Pieces(source) => {
+                source.poll_next(cx).map(|piece| piece.map(|bytes| Ok(Frame::data(bytes))))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Self::Whole(bytes) if bytes.is_empty())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Self::Pieces(_) => SizeHint::default(),
+        }
+    }
+}
+
+/// An answer.
+pub type Response = hyper::Response<Body>;
+
+/// An answer with a body of this type.
+pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response {
+    let mut response = hyper::Response::new(Body::Whole(body.into()));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
+    response
+}
+
+/// Server-sent events.
+pub fn events(source: Box<dyn Source>) -> Response {
+    let mut response = answer(StatusCode::OK, "text/event-stream; charset=utf-8", Bytes::new());
+    *response.body_mut() = Body::Pieces(source);
+    response
+}
+
+/// The answer to a method that a path does not have.
+pub fn only(mut response: Response, allowed: &'static str) -> Response {
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
+    response
+}
+
+/// Answers requests.
+pub trait Handler: Send + Sync + 'static {
+    /// The answer to a request. Dropped when the client goes away.
+    fn handle(&self, request: Request) -> impl Future<Output = Response> + Send;
+}
+
+/// How many connections there are.
+#[derive(Clone, Debug, Default)]
+pub struct Open(Arc<AtomicUsize>);
+
+impl Open {
+    /// Now.
+    pub fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Serves until `stop` is true; then takes no connection any more, and gives those that are there `stalled` to end.
+pub async fn serve<H: Handler>(
+    listener: TcpListener,
+    handler: Arc<H>,
+    limits: Limits,
+    open: Open,
+    mut stop: watch::Receiver<bool>,
+) {
+    let places = Arc::new(Semaphore::new(limits.connections));
+    let stopped = stop.clone();
+    loop {
+        let next = async {
+            let place = places.clone().acquire_owned().await;
+            (place, listener.accept().await)
+        };
+        let (place, accepted) = tokio::select! {
+            next = next => next,
+            _ = async { stop.wait_for(|stop| *stop).await.is_ok() } => break,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // too many open files, or a client that is gone already: others can still come
+                tracing::debug!("a connection failed: {error}");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                continue;
+            }
+        };
+        let _ = stream.set_nodelay(true); // tokens are small, and are wanted at once
+        let (handler, open, stopped) = (handler.clone(), open.clone(), stopped.clone());
+        open.0.fetch_add(1, Ordering::Relaxed);
+        tokio::spawn(async move {
+            connection(stream, handler, limits, stopped).await;
+            open.0.fetch_sub(1, Ordering::Relaxed);
+            drop(place);
+        });
+    }
+    drop(listener);
+    let all = places.acquire_many(u32::try_from(limits.connections).unwrap_or(u32::MAX));
+    let _ = tokio::time::timeout(limits.stalled, all).await;
+}
+
+async fn connection<H: Handler>(
+    stream: tokio::net::TcpStream,
+    handler: Arc<H>,
+    limits: Limits,
+    mut stop: watch::Receiver<bool>,
+) {
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        let handler = handler.clone();
+        async move {
+            let (head, body) = request.into_parts();
+            let limited = Limited::new(body, limits.body_bytes).collect();
+            let body = match tokio::time::timeout(limits.body, limited).await {
+                Err(_) => Err(BadBody::Slow),
+                Ok(Ok(body)) => Ok(body.to_bytes()),
+                Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => Err(BadBody::Large),
+                Ok(Err(_)) => Err(BadBody::Broken),
+            };
+            let broken = body.is_err();
+            let path = head.uri.path().to_owned();
+            let request = Request { method: head.method, path, headers: head.headers, body };
+            let mut response = handler.handle(request).await;
+            if broken {
+                // what is left of the body would be taken for the next request
+                response.headers_mut().insert(hyper::header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok::<_, Infallible>(response)
+        }
+    });
+    let timed = Timed { inner: TokioIo::new(stream), limit: limits.stalled, waiting: None };
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.head)
+        .max_buf_size(HEAD_BYTES)
+        .serve_connection(timed, service);
+    tokio::pin!(connection);
+    let stopping = async { stop.wait_for(|stop| *stop).await.is_ok() };
+    let done = tokio::select! {
+        done = connection.as_mut() => Some(done),
+        _ = stopping => None,
+    };
+    let done = match done {
+        Some(done) => done,
+        None => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = done {
+        tracing::debug!("a connection ended: {error}");
+    }
+}
+
+/// A connection that fails when what is written is not read for too long.
+struct Timed<T> {
+    inner: T,
+    limit: Duration,
+    waiting: Option<Pin<Box<Sleep>>>,
+}
+
+impl<T> Timed<T> {
+    /// Passes a result on; one that is pending for too long becomes an error.
+    fn limited<R>(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
+        if result.is_ready() {
+            self.waiting = None;
+            return result;
+        }
+        let limit = self.limit;
+        let waiting = self.waiting.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
+        waiting.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<T: Read + Unpin> Read for Timed<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_read(cx, buf)
+    }
+}
+
+impl<T: Write + Unpin> Write for Timed<T> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.inner).poll_write(cx, buf);
+        self.limited(cx, written)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.inner).poll_flush(cx);
+        self.limited(cx, flushed)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let shut = Pin::new(&mut self.inner).poll_shutdown(cx);
+        self.limited(cx, shut)
+    }
+}
