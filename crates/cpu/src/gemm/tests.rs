@@ -308,7 +308,13 @@ fn bits_of_a_row_do_not_depend_on_the_rows_beside_it() {
     for isa in isas() {
         for (n, k) in [(100, 400), (67, 259), (9, 31), (1, 1)] {
             let mut whole = |m| {
-                let case = Case { size: (m, n, k), layouts, beta: Beta::Overwrite, alpha: 1.0 };
+                let case = Case {
+                    size: (m, n, k),
+                    layouts,
+                    beta: Beta::Overwrite,
+                    alpha: 1.0,
+                    operands: Operands::F32,
+                };
                 let apart = |g: &Gemm<'_>| {
                     let g = Gemm { ..*g }.rows_apart(true);
                     // SAFETY: the matrices of `product` have these sizes and strides.
