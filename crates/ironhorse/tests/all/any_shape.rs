@@ -98,7 +98,6 @@ fn a_short_cache_writes_what_a_long_one_writes() {
             assert_eq!(written.len(), count);
         }
         assert_eq!(held[0], held[1], "what is planned is kept");
-        let learned = sizes.starts_with("n_layer");
-        assert_eq!(held[0] == held[3], learned, "a table of positions is as long as it is: {held:?}");
+        assert!(held[0] < held[2] && held[2] < held[3], "{sizes}: a shorter cache takes less: {held:?}");
     }
 }

@@ -66,7 +66,8 @@ impl Template {
 
     /// The template in a file.
     pub fn open(path: &Path) -> Result<Self> {
-        let bytes = std::fs::read(path).map_err(|source| Error::io(path, "read", source))?;
+        let bytes =
+            std::fs::read(path).map_err(|source| Error::io(path, "read the chat template", source))?;
         let text = String::from_utf8(bytes).map_err(|error| {
             Error::input(
                 path,
