@@ -41,12 +41,14 @@ impl Hardware {
     }
 }
 
-/// Device memory that the CUDA engine needs beside its pools: workspaces of the libraries.
-const SCRATCH: u64 = 1 << 30;
+/// Device memory that the CUDA engine needs beside its pools, about: its context, and workspaces of the libraries.
+pub const BESIDE_POOLS: u64 = 1 << 30;
+/// The parts of an output head that are tried where memory is short: enough that logits are no longer what takes most.
+pub const HEAD_CHUNKS: usize = 8;
 
 /// How many of a GPU's free bytes a run may use.
 pub fn usable_of_gpu(free: u64) -> u64 {
-    free.saturating_sub(SCRATCH)
+    free.saturating_sub(BESIDE_POOLS)
 }
 
 /// Refuses a run that does not fit into memory, and says what would fit. Otherwise the system would often grant the
@@ -89,8 +91,8 @@ impl std::fmt::Display for NotEnough {
 
 impl std::error::Error for NotEnough {}
 
-/// The settings nearest to those asked for that need no more than `has` bytes: recomputing first, then state in 16 bits
-/// where weights have them, then smaller batches.
+/// The settings nearest to those asked for that need no more than `has` bytes: the output head in parts first, which costs the least
+/// time, then recomputing, then state in 16 bits where weights have them, then smaller batches.
 fn what_fits(config: &ModelConfig, spec: &SessionSpec, has: u64) -> Option<String> {
     let (batch, seq) = spec.train?;
     let fits_in = |batch: usize, recompute: Recompute, precision: Precision| {
@@ -99,6 +101,10 @@ fn what_fits(config: &ModelConfig, spec: &SessionSpec, has: u64) -> Option<Strin
         let spec = SessionSpec { train, eval: spec.eval.and(train), score, recompute, precision, ..*spec };
         spec.layout(config).is_ok_and(|layout| layout.total() as u64 <= has)
     };
+    let parts = SessionSpec { head_chunks: HEAD_CHUNKS, ..*spec };
+    if spec.head_chunks <= 1 && parts.layout(config).is_ok_and(|layout| layout.total() as u64 <= has) {
+        return Some(format!("--head-chunks {HEAD_CHUNKS}"));
+    }
     let fits = |batch, recompute| fits_in(batch, recompute, spec.precision);
     let experts = config.has_experts().then_some(("experts", Recompute::Experts));
     let levels = [("gelu", Recompute::Gelu), ("full", Recompute::Full)].into_iter().chain(experts);

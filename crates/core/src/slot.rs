@@ -2,6 +2,7 @@
 
 use crate::{DType, Error, Result, Shape};
 use std::fmt;
+use std::ops::Range;
 
 /// A memory region that an engine keeps for a program. Pools differ in who lays them out and how long they live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -116,6 +117,14 @@ impl Slot {
         Self { shape, ..self }
     }
 
+    /// Some of its rows: all dimensions but the last are one.
+    pub fn rows(self, rows: Range<usize>) -> Self {
+        debug_assert!(rows.end <= self.shape.rows(), "rows of the slot");
+        let cols = self.shape.cols();
+        let offset = self.offset + rows.start * cols * self.dtype.size();
+        Self { offset, shape: Shape::new([rows.len(), cols]), ..self }
+    }
+
     /// Adjacent slots (no gaps between them) seen as one slot of this shape.
     ///
     /// # Errors
@@ -162,6 +171,14 @@ mod tests {
         assert!(!a.overlaps(&slot(Pool::Activations, 64, 1)));
         assert!(!a.overlaps(&slot(Pool::Params, 0, 16)));
         assert!(!a.overlaps(&slot(Pool::Activations, 8, 0)), "an empty slot touches nothing");
+    }
+
+    #[test]
+    fn rows_are_where_they_are_in_the_whole() {
+        let all = Slot { shape: Shape::new([2, 3, 5]), ..slot(Pool::Io, 64, 30) };
+        let some = all.rows(2..6);
+        assert_eq!((some.offset, some.shape, some.end()), (64 + 2 * 5 * 4, Shape::new([4, 5]), all.end()));
+        assert_eq!(all.rows(6..6).numel(), 0);
     }
 
     #[test]

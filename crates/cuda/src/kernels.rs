@@ -28,8 +28,8 @@ sources! {
     "experts": "eager_router.cu" "grouped.cuh" "grouped_any.cu" "grouped_any.cuh" "grouped_hopper.cuh"
         "grouped_lora.cuh" "grouped_lora_any.cu" "grouped_lora_mma.cu" "grouped_mma.cu" "grouped_mma.cuh"
         "grouped_rows.cuh" "grouped_swiglu.cu" "grouped_wgmma.cu" "permute.cu" "router.cu" "sort.cu";
-    "fp8": "quantize.cu";
-    "loss": "argmax.cu" "cross_entropy.cu" "cross_entropy_bwd.cu" "eager_cross_entropy.cu" "mean.cu" "preference.cu" "softmax.cu";
+    "fp8": "quantize.cu" "tile.cuh";
+    "loss": "argmax.cu" "cross_entropy.cu" "cross_entropy_bwd.cu" "eager_cross_entropy.cu" "fp8.cu" "gradient.cuh" "mean.cu" "preference.cu" "softmax.cu";
     "norm": "bwd.cu" "eager_bwd.cu" "eager_fwd.cu" "fp8.cu" "fwd.cu" "gain.cuh" "qk.cu" "row.cuh" "row_block.cuh" "row_warp.cuh";
     "optimizer": "adamw.cu" "eager.cu" "grad_norm.cu" "muon.cu" "state.cuh";
     "product": "bias.cu" "eager_gemm.cu" "gemm_any.cu" "gemm_tf32.cu" "gemm_tf32.cuh" "gemm_tf32_wgmma.cu"

@@ -1,12 +1,19 @@
-//! A norm and the tensor in 8 bits made of its result as one kernel, on a real GPU: the same bits as one after the other.
+//! A norm, or a loss, and the tensor in 8 bits made of its result or its gradient, computed together on a real GPU: the same bits as one
+//! after the other.
 //! `cargo test -p ironhorse-cuda --test fp8 -- --ignored --nocapture`
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use ironhorse_core::op::{Accum, Add, Gain, Quantize, ResidualLayerNormFwd, ResidualRmsNormFwd};
+use ironhorse_core::op::{
+    Accum, Add, CrossEntropy, Gain, IGNORED, Quantize, ResidualLayerNormFwd, ResidualRmsNormFwd,
+};
 use ironhorse_core::{Builder, DType, Engine, EngineExt, Fp8, Precision, Program, Scalars, Slot};
 use ironhorse_cuda::{CudaEngine, Settings};
 use ironhorse_testkit::Rng;
+use std::sync::Mutex;
+
+/// A profile records all kernels of the device, so that these tests must not run side by side.
+static DEVICE: Mutex<()> = Mutex::new(());
 
 /// What a case varies.
 #[derive(Clone, Copy, Debug)]
@@ -113,6 +120,7 @@ fn kernels(engine: &mut CudaEngine, case: Case) -> usize {
 #[test]
 #[ignore = "needs a GPU"]
 fn a_norm_that_is_quantised_on_the_way_has_the_same_bits() {
+    let _alone = DEVICE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let mut engine = CudaEngine::new(Settings::default()).unwrap();
     for (rows, width, joined) in [
         (32, 768, true),
@@ -127,6 +135,103 @@ fn a_norm_that_is_quantised_on_the_way_has_the_same_bits() {
                 let case = Case { rows, width, rms, in_place, read, amax };
                 assert_eq!(run(&mut engine, case, true), run(&mut engine, case, false), "{case:?}");
                 assert_eq!(kernels(&mut engine, case) == 1, joined, "{case:?}");
+            }
+        }
+    }
+}
+
+/// A loss of rows of `vocab` and 47 columns of padding, its gradient in 8 bits, and perhaps another use of that gradient.
+#[derive(Clone, Copy, Debug)]
+struct Loss {
+    rows: usize,
+    vocab: usize,
+    format: Fp8,
+    read: bool,
+}
+
+/// The bits of losses, of the gradient in 8 bits, of its scale and of its largest element, and of the gradient where it is read; and how
+/// many kernels it took.
+fn loss(engine: &mut CudaEngine, case: Loss, together: bool) -> (Vec<Vec<u32>>, usize) {
+    let Loss { rows, vocab, format, read } = case;
+    let padded = vocab + 47;
+    let mut builder = Builder::with_precision(Precision::BF16);
+    let losses = builder.io("losses", [rows, 1], DType::F32);
+    let targets = builder.io("targets", [rows, 1], DType::I32);
+    let [logits, twice] = ["logits", "twice"].map(|name| builder.io(name, [rows, 1, padded], DType::BF16));
+    let by_rows = builder.io("q", [rows, padded], DType::F8(format));
+    let by_columns = builder.io("q_t", [padded, rows], DType::F8(format));
+    let [inverse, amax, seen] = ["inverse", "amax", "seen"].map(|name| builder.io(name, [1], DType::F32));
+    builder.push(CrossEntropy { losses, logits, targets, vocab, grad: true }).unwrap();
+    let quantize = Quantize {
+        out: Some(by_rows),
+        out_t: Some(by_columns),
+        inverse,
+        d_bias: None,
+        inp: logits,
+        pre: None,
+        amax,
+        seen: Some(seen),
+        act: None,
+        format,
+        margin: 1,
+        unknown: 16,
+        accum: Accum::Write,
+    };
+    builder.push(quantize).unwrap();
+    let mut outputs = vec![losses, by_rows, by_columns, inverse, seen];
+    if read {
+        builder.push(Add { out: twice, a: logits, b: logits }).unwrap();
+        outputs.extend([logits, twice]);
+    }
+    let program = builder.finish().unwrap();
+    engine.reserve(program.layout()).unwrap();
+    let mut rng = Rng::new(11);
+    let values = rng.uniforms(rows * padded, -9.0, 9.0);
+    let mut wanted: Vec<i32> = (0..rows).map(|row| (row * 7919 % vocab) as i32).collect();
+    wanted[3] = IGNORED;
+    let scalars = Scalars { loss_scale: 1.0 / rows as f32, ..Scalars::default() };
+    for slot in &outputs {
+        engine.write_f32(*slot, &vec![f32::NAN; slot.numel()]).unwrap();
+    }
+    let count = program.nodes().len();
+    for _ in 0..3 {
+        engine.write_f32(logits, &values).unwrap();
+        engine.write_i32(targets, &wanted).unwrap();
+        engine.write_f32(amax, &[0.5 / rows as f32]).unwrap();
+        engine.write_f32(seen, &[0.0]).unwrap();
+        let length = if together { count } else { 1 };
+        for start in (0..count).step_by(length) {
+            engine.run(&program, start..start + length, &scalars).unwrap();
+        }
+    }
+    let bits = outputs.iter().map(|slot| {
+        let mut data = vec![0.0; slot.numel()];
+        engine.read_f32(*slot, &mut data).unwrap();
+        data.iter().map(|value: &f32| value.to_bits()).collect()
+    });
+    let bits = bits.collect();
+    let mut record = Vec::new();
+    engine.profile(&program, 0..2, &[], &scalars, &mut record).unwrap();
+    let joined = record.iter().filter(|timed| timed.name == "cross_entropy_quantize").count();
+    (bits, joined)
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_gradient_of_logits_that_is_quantised_on_the_way_has_the_same_bits() {
+    let _alone = DEVICE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut engine = CudaEngine::new(Settings::default()).unwrap();
+    // 151,936 columns need a cluster of blocks for a row; a million take the path for any length, which is not joined
+    for (rows, vocab, fits) in
+        [(16, 1, true), (48, 305, true), (272, 50_257, true), (32, 151_889, true), (16, 999_953, false)]
+    {
+        for format in Fp8::ALL {
+            for read in [false, true] {
+                let case = Loss { rows, vocab, format, read };
+                let (together, joined) = loss(&mut engine, case, true);
+                let (apart, _) = loss(&mut engine, case, false);
+                assert_eq!(joined == 1, fits && !read, "{case:?}");
+                assert!(together == apart, "{case:?}");
             }
         }
     }

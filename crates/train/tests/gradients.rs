@@ -106,8 +106,7 @@ fn every_gradient_of_packed_sequences_is_the_derivative_of_their_loss() {
         check_step(config, StepOptions { packed: true, ..StepOptions::default() }, (2, 9));
     }
     let dropout = DropRate::new(0.3).unwrap();
-    let options =
-        StepOptions { recompute: Recompute::Full, dropout, packed: true, preference: None, sums: None };
+    let options = StepOptions { recompute: Recompute::Full, dropout, packed: true, ..StepOptions::default() };
     check_step(Gpt2Config::new(9, 11, 1, 2, 8).into(), options, (2, 9));
 }
 
@@ -125,6 +124,19 @@ fn every_gradient_of_a_mixture_is_the_derivative_of_its_loss() {
     );
     check_sizes("hidden=8,layers=1,heads=2,experts=5,top_k=5,ffn=3,vocab=7,context=5", 2, 3);
     check_sizes("hidden=8,layers=1,heads=2,experts=4,top_k=2,ffn=6,vocab=11,context=9", 1, 1);
+}
+
+/// Two parts of 64 and 26 tokens: with a head that is the token table, one that is not, one that is frozen, and micro-steps that add.
+#[test]
+fn every_gradient_through_a_head_in_parts_is_the_derivative_of_the_loss() {
+    let options = StepOptions { head_chunks: 2, ..StepOptions::default() };
+    check_step(Gpt2Config::new(45, 11, 1, 2, 8).into(), options, (2, 45));
+    let sizes = "hidden=8,layers=1,heads=2,kv_heads=1,ffn=6,vocab=11,context=45";
+    let experts = ModelConfig::parse(&format!("{sizes},experts=3,top_k=2,aux_alpha=0.5")).unwrap();
+    check_step(experts, StepOptions { recompute: Recompute::Full, ..options }, (2, 45));
+    let config = ModelConfig::parse(&format!("kind=llama,{sizes}")).unwrap();
+    let lora = Lora { rank: 2, alpha: 3.0, targets: Targets::parse("all").unwrap() };
+    check_model(Adapted { config, lora: Some(lora) }, options, (2, 45));
 }
 
 /// Adapters of all targets and of some, on frozen models with biases, norms of heads, tied heads and experts.

@@ -9,7 +9,7 @@ use self::cluster::{Cluster, ClusterArgs, Workload};
 use self::disk::Disk;
 use super::workload::parameters_text;
 use crate::args::{Dtype, FlagValue, LoraArgs, RecomputeArg, StateArgs, heading, json_help, model_help};
-use crate::hardware::{human_bytes, memory, usable_of_gpu};
+use crate::hardware::{BESIDE_POOLS, human_bytes, memory, usable_of_gpu};
 use crate::{Outcome, number, out};
 use anyhow::Result;
 use clap::Args;
@@ -48,6 +48,9 @@ pub struct PlanArgs {
     /// Activation checkpointing: what the backward pass recomputes instead of keeping it in memory
     #[arg(long, help_heading = heading::MEMORY, value_enum, default_value_t = RecomputeArg::None)]
     recompute: RecomputeArg,
+    /// Into how many parts the tokens of a micro-batch are cut for the output head and the loss: the logits of one part only need memory
+    #[arg(long, help_heading = heading::MEMORY, default_value_t = 1, value_name = "N", value_parser = number::count::<usize>)]
+    head_chunks: usize,
     /// Dropout of GPT-2, as `train --dropout`
     #[arg(long, help_heading = heading::OPTIMIZER, default_value_t = 0.0, value_name = "P", value_parser = number::below_1::<f64>)]
     dropout: f64,
@@ -86,6 +89,7 @@ struct PlanReport {
     device: String,
     dtype: Dtype,
     recompute: RecomputeArg,
+    head_chunks: usize,
     #[serde(flatten)]
     state: StateArgs,
     parameters: usize,
@@ -98,6 +102,8 @@ struct PlanReport {
     ops: usize,
     bytes: BTreeMap<&'static str, usize>,
     total_bytes: usize,
+    /// What a run holds: that and, on a GPU, about what its libraries need.
+    held_bytes: u64,
     /// What the device has, or `--memory`.
     machine_bytes: Option<u64>,
     /// The part of it that a run may use; the rest is for the GPU's libraries.
@@ -147,14 +153,17 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
     let dropout = number::drop_rate(args.dropout)?;
     let model = Adapted { config, lora: args.adapters.lora(&config)? };
     let sums = Some(args.cluster.sums(0, accumulate, precision.optimizer));
-    let options = StepOptions { recompute: args.recompute.into(), dropout, sums, ..StepOptions::default() };
+    let (recompute, head_chunks) = (args.recompute.into(), args.head_chunks);
+    let options = StepOptions { recompute, head_chunks, dropout, sums, ..StepOptions::default() };
     let program = model.training(batch, options, precision)?;
     let (machine_bytes, limits) = look(args, device, dtype)?;
     // what this machine has no engine for is planned for a GPU
     let on_gpu = !on_cpu || !is_of_cpu(dtype);
     let usable_bytes = machine_bytes.map(|has| if on_gpu { usable_of_gpu(has) } else { has });
     let (optimizer, fp8, room) = (args.state.optimizer, args.state.fp8, usable_bytes);
-    let asked = Asked { model: &model, batch, accumulate, sums, dtype, optimizer, fp8, dropout, room };
+    let asked =
+        Asked { model: &model, batch, accumulate, sums, head_chunks, dtype, optimizer, fp8, dropout, room };
+    let asked_for = (args.recompute, head_chunks, args.state);
     let work = Workload { model: &model, batch, accumulate, precision, options, limits };
     let ranks = args.cluster.plan(&work)?;
     let layout = program.layout();
@@ -171,6 +180,7 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         device: device.to_string(),
         dtype,
         recompute: args.recompute,
+        head_chunks,
         state: args.state,
         parameters: config.told_params(),
         active_parameters: config.active_params(),
@@ -180,6 +190,7 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         ops: program.nodes().len(),
         bytes: Pool::ALL.iter().map(|&pool| (pool.name(), layout.bytes(pool))).collect(),
         total_bytes: layout.total(),
+        held_bytes: layout.total() as u64 + if on_gpu { BESIDE_POOLS } else { 0 },
         machine_bytes,
         usable_bytes,
         activation_lower_bound: program.activation_lower_bound(),
@@ -210,6 +221,10 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         _ => String::new(),
     };
     out::line(format!("{:<20} {:>12}{fits}", "total", human_bytes(report.total_bytes as u64)))?;
+    if on_gpu {
+        let with = format!("with about {} of the GPU's libraries", human_bytes(BESIDE_POOLS));
+        out::line(format!("{:<20} {:>12}  {with}", "held", human_bytes(report.held_bytes)))?;
+    }
     let unused = layout.bytes(Pool::Activations) - report.activation_lower_bound;
     if unused > 0 {
         out::line(format!(
@@ -219,8 +234,8 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
         ))?;
     }
     out::line("")?;
-    table(&report.choices, (args.recompute, args.state)).into_iter().try_for_each(out::line)?;
-    out::line(advice(&report.choices, (args.recompute, args.state)))?;
+    table(&report.choices, asked_for).into_iter().try_for_each(out::line)?;
+    out::line(advice(&report.choices, asked_for))?;
     out::line("")?;
     report.disk.lines().into_iter().try_for_each(out::line)?;
     let time = match (&limits, report.least_ms) {

@@ -70,7 +70,7 @@ pub struct VerifyArgs {
     /// Run a bad step of a training run again, from its black box RUN/bad/step-N: on the device it ran on (or --device), in
     /// f32 on the CPU and in f64; says whether the data, the numerics or the hardware is at fault
     #[arg(long, help_heading = heading::CHECKS, value_name = "FOLDER", conflicts_with_all = [
-        "model", "state", "key", "lockstep", "steps", "tolerance", "loss_tolerance", "recompute", "dtype", "optimizer", "master",
+        "model", "state", "key", "lockstep", "steps", "tolerance", "loss_tolerance", "recompute", "head_chunks", "dtype", "optimizer", "master",
         "moments",        "fast", "attention", "no_graphs",
     ])]
     replay: Option<PathBuf>,
@@ -103,6 +103,9 @@ pub struct VerifyArgs {
     /// Activation checkpointing: what the backward pass recomputes instead of keeping it in memory
     #[arg(long, help_heading = heading::MEMORY, value_enum, default_value_t = RecomputeArg::None)]
     recompute: RecomputeArg,
+    /// Into how many parts the tokens of a micro-batch are cut for the output head and the loss: the logits of one part only need memory
+    #[arg(long, help_heading = heading::MEMORY, default_value_t = 1, value_name = "N", value_parser = number::count::<usize>)]
+    head_chunks: usize,
     #[command(flatten)]
     state_kept: StateArgs,
     #[command(flatten)]
@@ -221,6 +224,7 @@ fn options(args: &VerifyArgs, dtype: Dtype, micro_steps: u32) -> Result<Options>
         tolerance: Tolerance { tensor: args.tolerance, loss: args.loss_tolerance },
         steps: args.steps,
         recompute: args.recompute.into(),
+        head_chunks: args.head_chunks,
         precision: args.state_kept.precision(dtype, micro_steps)?,
         operands: dtype.operands(),
     })
@@ -303,11 +307,12 @@ fn lockstep_with_random(
     let Some(model) = &args.model else { bail!("give --model NAME or --key FILE with --lockstep") };
     let choice = ModelChoice::parse_os(model.as_os_str())?;
     let config = choice.config();
-    let Options { recompute, precision, .. } = *options;
+    let Options { recompute, head_chunks, precision, .. } = *options;
     let train = Some((args.batch, args.seq));
     let dropout = number::drop_rate(args.dropout)?;
     let packed = args.documents.is_some();
-    let spec = SessionSpec { train, recompute, dropout, packed, precision, ..SessionSpec::default() };
+    let spec =
+        SessionSpec { train, recompute, head_chunks, dropout, packed, precision, ..SessionSpec::default() };
     let mut session = session_of(choice, engine, &spec, SEED)?;
     let inputs = Inputs::random(args.documents, [args.batch, args.seq], &config, SEED)?;
     let scalars = Scalars { lr: 1e-3, weight_decay: 0.1, grad_clip: 1.0, ..Scalars::default() };

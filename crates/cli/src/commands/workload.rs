@@ -69,6 +69,9 @@ pub struct Workload {
     /// Activation checkpointing: what the backward pass recomputes instead of keeping it in memory
     #[arg(long, help_heading = heading::MEMORY, value_enum, default_value_t = RecomputeArg::None)]
     pub recompute: RecomputeArg,
+    /// Into how many parts the tokens of a micro-batch are cut for the output head and the loss: the logits of one part only need memory
+    #[arg(long, help_heading = heading::MEMORY, default_value_t = 1, value_name = "N", value_parser = number::count::<usize>)]
+    pub head_chunks: usize,
     #[command(flatten)]
     pub adapters: LoraArgs,
     #[command(flatten)]
@@ -95,6 +98,7 @@ impl Workload {
             lora: self.adapters.lora(&choice.config())?,
             train: Some((self.batch, self.seq)),
             recompute: self.recompute.into(),
+            head_chunks: self.head_chunks,
             dropout: number::drop_rate(self.dropout)?,
             packed: self.documents.is_some(),
             precision: self.state.precision(self.engine.dtype()?, accumulate)?,

@@ -182,6 +182,9 @@ fn plan_recommends_one_line() {
     assert_eq!(advice(&format!("{moe} --memory 139GiB")), "recommended: --recompute experts, which fits");
     let tight = advice(&format!("{moe} --memory 75GiB"));
     assert_eq!(tight, "recommended: --recompute experts --master residual --moments bf16, which fits");
+    // 6 GiB of logits in 8 parts
+    let logits = advice("--model d12 --batch 64 --seq 1024 --dtype bf16 --memory 24GiB");
+    assert_eq!(logits, "recommended: --recompute none --head-chunks 8, which fits");
     let none = advice(&format!("{moe} --memory 20GiB"));
     assert_eq!(none, "recommended: a smaller --batch, --seq or --model; no row fits");
 }

@@ -219,6 +219,28 @@ fn the_bits_do_not_depend_on_threads_or_recomputation() {
     assert_ne!(place.losses("other"), place.losses("one"));
 }
 
+/// 144 tokens in parts of 64: sums of the head's gradient have another order, and nothing else is different.
+#[test]
+fn a_head_in_parts_trains_as_a_whole_one() {
+    let place = Place::new();
+    place.does(&format!("train {WIDER} --threads 1 --out whole"));
+    place.does(&format!("train {WIDER} --threads 1 --head-chunks 3 --out parts"));
+    place.does(&format!("train {WIDER} --threads 3 --head-chunks 3 --out threads"));
+    assert!(place.weights("parts") == place.weights("threads"), "the bits depend on threads");
+    let (whole, parts) = (place.metrics("whole"), place.metrics("parts"));
+    for (whole, parts) in whole.iter().zip(&parts) {
+        assert!((parts.loss / whole.loss - 1.0).abs() <= 1e-5, "{} {}", parts.loss, whole.loss);
+    }
+    assert!(place.read("parts/config.toml").windows(15).any(|text| text == b"head-chunks = 3"));
+    let said = place.does("train --resume parts --steps 4 --head-chunks 1").stderr;
+    assert!(said.contains("will differ from the uninterrupted one: head-chunks: 3 → 1"), "{said}");
+    let plan = "plan --model d12 --dtype fp8-head --head-chunks 2";
+    place.refuses(
+        plan,
+        &["--head-chunks is 2, expected 1 with an output head in 8 bits", "--dtype fp8 has the head in bf16"],
+    );
+}
+
 #[test]
 fn accumulated_micro_steps_are_one_larger_batch() {
     let place = Place::new();

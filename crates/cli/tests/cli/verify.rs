@@ -80,6 +80,8 @@ fn what_agrees_passes() {
             assert_eq!(place.json("v.json")["verdict"], "pass");
         }
     }
+    let parts = place.does(&format!("verify {STATE} --head-chunks 2 --json v.json"));
+    assert!(parts.text().contains("PASS"), "{}", parts.text());
     let whole = place.does(&format!("verify {STATE}")).text();
     let quiet = place.does(&format!("verify {STATE} --quiet")).text();
     assert!(quiet.lines().count() < 3 && whole.contains(quiet.trim_end()), "{quiet}");

@@ -61,11 +61,3 @@ template <class E> DEVICE u32 pack(float low, float high) {
     else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
     return out;
 }
-
-// 2^x by the hardware, results below 2^-126 as 0: spares the scaling that exp2_fast does for those, which rounded weights
-// next to a weight near 1 do not need. 0 for -inf.
-DEVICE float exp2_flush(float x) {
-    float out;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-    return out;
-}

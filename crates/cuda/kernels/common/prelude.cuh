@@ -200,6 +200,12 @@ DEVICE float exp2_fast(float x) {
     asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+// The same with results below 2^-126 as 0: spares the scaling that exp2_fast does for those. 0 for -inf.
+DEVICE float exp2_flush(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 constexpr float LOG2E = 1.4426950408889634f;
 
 // The block's sum, in thread 0. Pairs at a fixed distance: the same order each time.

@@ -7,130 +7,72 @@
 // moves  rows·cols·(sizeof(ACT) + 2) bytes, with pre sizeof(ACT) more; bound: memory
 // grid   (ceil(cols / 128), ceil(rows / 128)) of 256 threads, 8 by 8 elements each; needs rows % 16 == 0 and cols % 16 == 0
 // order  sums: 8 rows of a thread in order, then the 16 threads of a column in order. The maximum has no order
-#include "common/fp8.cuh"
+#include "fp8/tile.cuh"
 #include "elementwise/activation.cuh"
 #include "elementwise/gelu.cuh"
 
-constexpr int TILE = 128, SIDE = 8, ACROSS = TILE / SIDE;
+// f(x) of each element.
+template <class F> struct Of {
+    const ACT* inp;
+    u32 cols;
+    F f;
+    Square x;
 
-struct Quantized {
-    u8* q;
-    u8* q_t;
-    float* inverse;
-    u32* seen;
-    float* partials;
-    const u32* amax;
-    u32 rows, cols;
-    int margin, unknown;
+    DEVICE void fetch(u32 row, u32 col) { x.fetch(inp + (u64)row * cols + col, cols); }
+    DEVICE void prepare() {}
+    DEVICE void row(float (&out)[SIDE], int r) const {
+        x.row(out, r);
+#pragma unroll
+        for (int c = 0; c < SIDE; c++) out[c] = f(out[c]);
+    }
 };
 
-// f(x, y) of each element, y from `other` if OTHER.
-template <bool OTHER, class F> DEVICE void quantize_tile(const Quantized& p, const ACT* inp, const ACT* other, F f) {
-    // By columns, 8 rows to a unit. Units of a column are permuted by its number, so that neither side has bank conflicts.
-    __shared__ uint2 tile[TILE][ACROSS];
-    __shared__ float sums[ACROSS][TILE];
-    __shared__ u32 largest[TILE * 2 / WARP];
-    const u32 across = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS;
-    const u32 row = blockIdx.y * TILE + down * SIDE, col = blockIdx.x * TILE + across * SIDE;
-    const bool inside = row < p.rows && col < p.cols;
-    const Scale scale = scale_of<FORMAT>(*p.amax, p.margin, p.unknown);
-    if (p.inverse && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *p.inverse = scale.down;
+// x·f(pre) of each element.
+template <class F> struct Times {
+    const ACT* inp;
+    const ACT* pre;
+    u32 cols;
+    F f;
+    Square x, y;
 
-    u32 q[SIDE][2], most = 0;
-    float sum[SIDE] = {};
-    if (inside) {
-        const u64 start = (u64)row * p.cols + col;
-        constexpr int VECS = SIDE / Vec<ACT>::N;
-        Vec<ACT> x[SIDE][VECS], y[OTHER ? SIDE : 1][VECS];
-#pragma unroll
-        for (int r = 0; r < SIDE; r++)
-#pragma unroll
-            for (int v = 0; v < VECS; v++) x[r][v] = load(inp + start + (u64)r * p.cols + v * Vec<ACT>::N);
-        if constexpr (OTHER) {
-#pragma unroll
-            for (int r = 0; r < SIDE; r++)
-#pragma unroll
-                for (int v = 0; v < VECS; v++) y[r][v] = load(other + start + (u64)r * p.cols + v * Vec<ACT>::N);
-        }
-#pragma unroll
-        for (int r = 0; r < SIDE; r++) {
-            float scaled[SIDE];
-#pragma unroll
-            for (int c = 0; c < SIDE; c++) {
-                const float value = f(to_float(x[r][c / Vec<ACT>::N].at[c % Vec<ACT>::N]),
-                                      OTHER ? to_float(y[OTHER ? r : 0][c / Vec<ACT>::N].at[c % Vec<ACT>::N]) : 0.0f);
-                const u32 size = __float_as_uint(value) & 0x7fffffffu;
-                most = size > most ? size : most;
-                sum[c] += value;
-                scaled[c] = fmaf(value, 0.0f, value * scale.up);  // infinity becomes NaN: it must not pass for the largest number
-            }
-#pragma unroll
-            for (int half = 0; half < 2; half++)
-                q[r][half] = pack_fp8<FORMAT>(scaled[4 * half], scaled[4 * half + 1]) |
-                             pack_fp8<FORMAT>(scaled[4 * half + 2], scaled[4 * half + 3]) << 16;
-            if (p.q) *reinterpret_cast<uint2*>(p.q + start + (u64)r * p.cols) = make_uint2(q[r][0], q[r][1]);
-        }
+    DEVICE void fetch(u32 row, u32 col) {
+        x.fetch(inp + (u64)row * cols + col, cols);
+        y.fetch(pre + (u64)row * cols + col, cols);
     }
-    if (p.q_t && inside) {
+    DEVICE void prepare() {}
+    DEVICE void row(float (&out)[SIDE], int r) const {
+        float before[SIDE];
+        x.row(out, r);
+        y.row(before, r);
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            transpose_bytes(q[0][half], q[1][half], q[2][half], q[3][half]);
-            transpose_bytes(q[4][half], q[5][half], q[6][half], q[7][half]);
-#pragma unroll
-            for (int c = 0; c < 4; c++)
-                tile[across * SIDE + 4 * half + c][down ^ across] = make_uint2(q[c][half], q[4 + c][half]);
-        }
+        for (int c = 0; c < SIDE; c++) out[c] *= f(before[c]);
     }
-    if (p.partials) {
-#pragma unroll
-        for (int c = 0; c < SIDE; c++) sums[down][across * SIDE + c] = inside ? sum[c] : 0.0f;
-    }
-    if (p.seen) {
-        most = __reduce_max_sync(0xffffffffu, most);
-        if (threadIdx.x % WARP == 0) largest[threadIdx.x / WARP] = most;
-    }
-    __syncthreads();
-    if (p.q_t) {
-#pragma unroll
-        for (int i = 0; i < SIDE; i++) {
-            const u32 c = i * ACROSS + down, unit = across;
-            const u32 to_col = blockIdx.x * TILE + c, to_row = blockIdx.y * TILE + unit * SIDE;
-            if (to_col < p.cols && to_row < p.rows)
-                *reinterpret_cast<uint2*>(p.q_t + (u64)to_col * p.rows + to_row) = tile[c][unit ^ c / SIDE];
-        }
-    }
-    if (p.partials && threadIdx.x < TILE && blockIdx.x * TILE + threadIdx.x < p.cols) {
-        float total = 0.0f;
-#pragma unroll
-        for (int d = 0; d < ACROSS; d++) total += sums[d][threadIdx.x];
-        p.partials[(u64)blockIdx.y * p.cols + blockIdx.x * TILE + threadIdx.x] = total;
-    }
-    if (p.seen && threadIdx.x == 0) {
-#pragma unroll
-        for (int w = 1; w < TILE * 2 / WARP; w++) most = largest[w] > most ? largest[w] : most;
-        // Most blocks see nothing new, and are spared the atomic.
-        if (most > *reinterpret_cast<volatile u32*>(p.seen)) atomicMax(p.seen, most);
-    }
+};
+
+template <class F> DEVICE void quantize_of(const Quantized& p, const ACT* inp, F f) {
+    quantize_tile<true>(p, Of<F>{inp, p.cols, f});
+}
+template <class F> DEVICE void quantize_times(const Quantized& p, const ACT* inp, const ACT* pre, F f) {
+    quantize_tile<true>(p, Times<F>{inp, pre, p.cols, f});
 }
 
 #define QUANTIZE KERNEL __launch_bounds__(2 * TILE)
 
 QUANTIZE quantize(u8* q, u8* q_t, float* inverse, u32* seen, float* partials, const u32* amax, const ACT* inp, u32 rows, u32 cols,
                   int margin, int unknown) {
-    quantize_tile<false>({q, q_t, inverse, seen, partials, amax, rows, cols, margin, unknown}, inp, nullptr,
-                         [](float x, float) { return x; });
+    quantize_of({q, q_t, inverse, seen, partials, amax, rows, cols, margin, unknown}, inp, [](float x) { return x; });
 }
 
 #define WITH_ACTIVATION(NAME, F)                                                                                             \
     QUANTIZE quantize_##NAME##_fwd(u8* q, u8* q_t, float* inverse, u32* seen, float* partials, const u32* amax, const ACT* inp, \
                                    u32 rows, u32 cols, int margin, int unknown) {                                            \
-        quantize_tile<false>({q, q_t, inverse, seen, partials, amax, rows, cols, margin, unknown}, inp, nullptr,             \
-                             [](float x, float) { return F::value(x); });                                                    \
+        quantize_of({q, q_t, inverse, seen, partials, amax, rows, cols, margin, unknown}, inp,                               \
+                    [](float x) { return F::value(x); });                                                                    \
     }                                                                                                                        \
     QUANTIZE quantize_##NAME##_bwd(u8* q, u8* q_t, float* inverse, u32* seen, float* partials, const u32* amax, const ACT* inp, \
                                    const ACT* pre, u32 rows, u32 cols, int margin, int unknown) {                            \
-        quantize_tile<true>({q, q_t, inverse, seen, partials, amax, rows, cols, margin, unknown}, inp, pre,                  \
-                            [](float x, float pre) { return x * F::slope(pre); });                                           \
+        quantize_times({q, q_t, inverse, seen, partials, amax, rows, cols, margin, unknown}, inp, pre,                       \
+                       [](float pre) { return F::slope(pre); });                                                             \
     }
 ACTIVATIONS(WITH_ACTIVATION)
 

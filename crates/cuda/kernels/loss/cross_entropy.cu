@@ -1,11 +1,13 @@
-// cross_entropy: per row losses = log Σ exp(x) - x[target] over the first `vocab` columns; with `grad` the row becomes
+// cross_entropy: per row losses = log Σ exp(x) - x[target] over the first `vocab` columns; with a gradient the row becomes
 //                (softmax - onehot)·loss_scale, its padding 0. Rows with the target IGNORED get loss 0 and gradient 0
-// moves  rows·padded·sizeof(ACT) bytes once, twice with `grad`; bound: memory
-// grid   cross_entropy_shared: as many clusters of CLUSTER blocks as the device holds, each walks over rows and keeps one in
-//        its blocks' shared memory, a stretch of columns in each; needs 16-byte rows that fit, and sm_90 for clusters of more
-//        than one block. cross_entropy_any: a block per row, which it reads for each pass; any shape
+// moves  rows·padded·sizeof(ACT) bytes once, twice with a gradient; bound: memory
+// grid   cross_entropy_shared, with a gradient: as many clusters of CLUSTER blocks as the device holds, each walks over rows and
+//        keeps one in its blocks' shared memory, a stretch of columns in each; needs 16-byte rows that fit, and sm_90 for
+//        clusters of more than one block. cross_entropy_sums, without: the same, and leaves in `of_rows`, where it is not null,
+//        what loss/fp8.cu makes the same gradient of. cross_entropy_any: a block per row, which it reads for each pass; any shape
 // order  each thread its columns in order, then a butterfly over lanes, then over warps, then the blocks in order: repeatable
 #include "common/async_copy.cuh"
+#include "loss/gradient.cuh"
 
 #ifndef CLUSTER
 #define CLUSTER 1
@@ -18,15 +20,8 @@
 // A row that needs several blocks fills the shared memory of each.
 constexpr int MOST_THREADS = CLUSTER > 1 ? 1024 : 768, BLOCKS = CLUSTER > 1 ? 1 : 2;
 
-constexpr int N = Vec<ACT>::N;
 // Below every finite logit, and finite, so that differences to it are never NaN.
 constexpr float LEAST = -3.4e38f;
-
-// A maximum and the sum of exp(x - maximum).
-struct Sum {
-    float max;
-    float sum;
-};
 
 DEVICE void raise(Sum& s, float max) {
     if (max > s.max) {
@@ -43,7 +38,7 @@ DEVICE void add(Sum& s, const float (&x)[N]) {
     raise(s, max);
     float sum = 0.0f;
 #pragma unroll
-    for (int k = 0; k < N; k++) sum += exp2_fast((x[k] - s.max) * LOG2E);
+    for (int k = 0; k < N; k++) sum += exp2_flush((x[k] - s.max) * LOG2E);
     s.sum += sum;
 }
 
@@ -106,9 +101,6 @@ DEVICE void cluster_barrier() {}
 DEVICE Sum cluster_sum(Sum mine, Shared&, int) { return mine; }
 #endif
 
-// `IGNORED` of core/src/op/loss.rs: the target of a row that does not count.
-constexpr i32 IGNORED = -100;
-
 // The row's target, or -1 if the row is ignored or its target out of range.
 DEVICE i32 checked(const i32* targets, u32 row, u32 vocab, Fault* fault) {
     const i32 target = targets[row];
@@ -121,79 +113,58 @@ DEVICE void write_loss(float* losses, u32 row, i32 target, float x_target, Sum t
     if (threadIdx.x == 0) losses[row] = target < 0 ? 0.0f : logf(total.sum) - (x_target - total.max);
 }
 
-// exp(x - max)/sum·scale. A bf16 result hides the rounding of the form with everything in the exponent.
-struct Scales {
-    float max, inverse, scale, offset;
-};
-DEVICE Scales scales(Sum total, float scale) {
-    const float inverse = 1.0f / total.sum;
-    return {total.max, inverse, scale, log2f(inverse * fabsf(scale)) - total.max * LOG2E};
-}
-DEVICE float gradient(float x, const Scales& s) {
-    if constexpr (sizeof(ACT) == 2) return copysignf(exp2_fast(__fmaf_rn(x, LOG2E, s.offset)), s.scale);
-    return exp2_fast((x - s.max) * LOG2E) * (s.inverse * s.scale);
-}
-DEVICE float target_gradient(float x, const Scales& s) {
-    return (exp2_fast((x - s.max) * LOG2E) * s.inverse - 1.0f) * s.scale;
-}
-
-// The gradients of one vector, whose first column is `first`.
-DEVICE void gradients(float (&y)[N], const float (&x)[N], u32 first, i32 target, u32 vocab, const Scales& s) {
-#pragma unroll
-    for (int k = 0; k < N; k++) y[k] = target < 0 ? 0.0f : gradient(x[k], s);
-    if ((u32)target / N == first / N) {
-#pragma unroll
-        for (int k = 0; k < N; k++)
-            if (first + k == (u32)target) y[k] = target_gradient(x[k], s);
-    }
-    if (first + N > vocab) {
-#pragma unroll
-        for (int k = 0; k < N; k++)
-            if (first + k >= vocab) y[k] = 0.0f;
-    }
-}
-
 // A row arrives in quarters, so that the first can be summed while the last is still being copied.
 constexpr int QUARTERS = 4;
 
-// Each thread copies, sums and overwrites its own vectors only: within a row just the totals need a barrier. Where the
-// gradient of a vector is written, the copy of the same vector of the next row is started in its place.
-KERNEL CLUSTERED __launch_bounds__(MOST_THREADS, BLOCKS)
-    cross_entropy_shared(float* losses, ACT* logits, const i32* targets, const Scalars* scalars, Fault* fault, u32 rows,
-                         u32 vocab, u32 padded, u32 grad) {
+struct Rows {
+    float* losses;
+    Scales* of_rows;
+    ACT* logits;
+    const i32* targets;
+    const Scalars* scalars;
+    Fault* fault;
+    u32 rows, vocab, padded;
+};
+
+// Each thread copies, sums and overwrites its own vectors only: within a row just the totals need a barrier. Where a vector is
+// needed no longer, the copy of the same vector of the next row is started in its place: with GRAD where its gradient is
+// written, else where it has been summed.
+template <bool GRAD> DEVICE void walk(const Rows& p) {
     extern __shared__ uint4 row_space[];
     __shared__ Shared shared;
     ACT* const cell = reinterpret_cast<ACT*>(row_space);
-    const u32 cell_address = shared_address(row_space);
+    const u32 cell_address = shared_address(row_space), vocab = p.vocab, padded = p.padded;
     const u32 all = (vocab + N - 1) / N;  // vectors of a row with at least one logit
     const u32 share = (all + CLUSTER - 1) / CLUSTER, rank = cluster_rank();
     const u32 first = min(share * rank, all);  // of this block's vectors
     const u32 used = min(share, all - first);  // and how many they are
     const u32 rounds = (used + blockDim.x - 1) / blockDim.x;
-    const float scale = scalars->loss_scale;
+    const float scale = p.scalars->loss_scale;
     const auto quarter = [=](int q) { return rounds * q / QUARTERS * blockDim.x + threadIdx.x; };
     const auto limit = [=](int q) { return min(rounds * (q + 1) / QUARTERS * blockDim.x, used); };
 
     const u32 step = gridDim.x / CLUSTER;
     u32 row = blockIdx.x / CLUSTER;
     for (int q = 0; q < QUARTERS; q++) {
-        const ACT* const mine = logits + (u64)row * padded + first * N;
+        const ACT* const mine = p.logits + (u64)row * padded + first * N;
         for (u32 v = quarter(q); v < limit(q); v += blockDim.x) cp_async16(cell_address + v * 16, mine + v * N);
         cp_commit();
     }
-    for (int turn = 0; row < rows; row += step, turn ^= 1) {
-        ACT* const line = logits + (u64)row * padded;
+    for (int turn = 0; row < p.rows; row += step, turn ^= 1) {
+        ACT* const line = p.logits + (u64)row * padded;
         ACT* const stretch = line + first * N;
-        const i32 target = checked(targets, row, vocab, fault);
+        const ACT* const next = stretch + (u64)step * padded;
+        const bool more = row + step < p.rows;
+        const i32 target = checked(p.targets, row, vocab, p.fault);
         // Read before the barrier: after it the row changes.
         float x_target = threadIdx.x == 0 && rank == 0 && target >= 0 ? to_float(line[target]) : 0.0f;
         Sum mine = {LEAST, 0.0f};
 #pragma unroll
         for (int q = 0; q < QUARTERS; q++) {
-            if (q == 0) cp_wait<3>();
-            if (q == 1) cp_wait<2>();
-            if (q == 2) cp_wait<1>();
-            if (q == 3) cp_wait<0>();
+            if (!GRAD || q == 0) cp_wait<3>();
+            else if (q == 1) cp_wait<2>();
+            else if (q == 2) cp_wait<1>();
+            else cp_wait<0>();
             for (u32 v = quarter(q); v < limit(q); v += blockDim.x) {
                 float x[N];
                 load_floats(x, cell + v * N);
@@ -203,36 +174,48 @@ KERNEL CLUSTERED __launch_bounds__(MOST_THREADS, BLOCKS)
                         if ((first + v) * N + k >= vocab) x[k] = -__int_as_float(0x7f800000);
                 }
                 add(mine, x);
+                if (!GRAD && more) cp_async16(cell_address + v * 16, next + v * N);
             }
+            if (!GRAD) cp_commit();
         }
         const Sum total = cluster_sum(block_sum(mine, x_target, shared, turn), shared, turn);
-        if (rank == 0) write_loss(losses, row, target, x_target, total);
-        const Scales s = scales(total, scale);
-        const ACT* const next = stretch + (u64)step * padded;
-        const bool more = row + step < rows;
+        if (rank == 0) write_loss(p.losses, row, target, x_target, total);
+        if constexpr (GRAD) {
+            const Scales s = scales(total, scale);
 #pragma unroll 1
-        for (int q = 0; q < QUARTERS; q++) {
-            for (u32 v = quarter(q); v < limit(q); v += blockDim.x) {
-                if (grad) {
+            for (int q = 0; q < QUARTERS; q++) {
+                for (u32 v = quarter(q); v < limit(q); v += blockDim.x) {
                     float x[N], y[N];
                     load_floats(x, cell + v * N);
                     gradients(y, x, (first + v) * N, target, vocab, s);
                     Vec<ACT> out;
                     round_to(out, y);
                     store_once(stretch + v * N, out);
+                    if (more) cp_async16(cell_address + v * 16, next + v * N);
                 }
-                if (more) cp_async16(cell_address + v * 16, next + v * N);
+                cp_commit();
             }
-            cp_commit();
-        }
-        if (grad) {
             const float zero[N] = {};
             for (u32 v = all + rank * blockDim.x + threadIdx.x; v < padded / N; v += CLUSTER * blockDim.x)
                 store_floats(line + v * N, zero);
+        } else if (p.of_rows && rank == 0 && threadIdx.x == 0) {
+            p.of_rows[row] = scales(total, scale);
         }
     }
     cp_wait<0>();
     cluster_barrier();  // another block may still write its total into this one's memory
+}
+
+KERNEL CLUSTERED __launch_bounds__(MOST_THREADS, BLOCKS)
+    cross_entropy_shared(float* losses, ACT* logits, const i32* targets, const Scalars* scalars, Fault* fault, u32 rows,
+                         u32 vocab, u32 padded) {
+    walk<true>({losses, nullptr, logits, targets, scalars, fault, rows, vocab, padded});
+}
+
+KERNEL CLUSTERED __launch_bounds__(MOST_THREADS, BLOCKS)
+    cross_entropy_sums(float* losses, ACT* logits, const i32* targets, const Scalars* scalars, Fault* fault, u32 rows,
+                       u32 vocab, u32 padded, Scales* of_rows) {
+    walk<false>({losses, of_rows, logits, targets, scalars, fault, rows, vocab, padded});
 }
 
 // With `vectors`, which needs 16-byte rows, threads take N columns at a time.

@@ -25,9 +25,9 @@ const SMALL: f64 = 1.34e8;
 const LEAST_MS: f64 = 0.25;
 /// How many go to the final, and how many rounds it has at most.
 const FINALISTS: usize = 4;
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 5;
 /// Milliseconds to spend on one finalist, about.
-const FINAL_MS: f64 = 12.0;
+const FINAL_MS: f64 = 30.0;
 /// A candidate slower than the best by this factor after the first round is dropped.
 const HOPELESS: f32 = 1.1;
 /// Device memory a search leaves free.
@@ -69,6 +69,7 @@ fn guess_ms(problem: &Problem) -> f64 {
     let rate = match (problem.inputs, problem.tf32) {
         (DType::F32, false) => 4e10,
         (DType::F32, true) => 3e11,
+        (DType::F8(_), _) => 1.2e12,
         _ => 6e11,
     };
     problem.flops() / rate

@@ -1,6 +1,7 @@
 //! 8-bit numbers and their products: our quantiser, and cuBLASLt.
 
 use super::linear::library_scaled;
+use super::loss;
 use super::lower::Lower;
 use super::norm::ResidualNorm;
 use crate::args::{Args, Grid};
@@ -55,7 +56,7 @@ pub(crate) fn quantize(cx: &mut Lower<'_>, op: &Quantize) -> Result<()> {
             return Err(Error::Unsupported(what));
         }
     }
-    if with_norm(cx, op)? {
+    if with_norm(cx, op)? || with_loss(cx, op)? {
         return Ok(());
     }
     let (rows, cols) = (op.inp.shape.rows(), op.inp.shape.cols());
@@ -114,6 +115,31 @@ fn norm_ahead(cx: &Lower<'_>, op: &Quantize) -> Option<ResidualNorm> {
     let norm = ResidualNorm::of(&cx.program.nodes()[index].op)?;
     let plain = op.act.is_none() && op.pre.is_none() && op.d_bias.is_none();
     (plain && norm.out == op.inp).then_some(norm)
+}
+
+/// Rounds the gradient of logits to 8 bits where the loss would have written it, if that was the last launch: the same bits, and the
+/// logits are read once more instead of the gradient being written and read. `false` if it is not so.
+fn with_loss(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
+    let (Some(out), Some(out_t), Some(seen)) = (op.out, op.out_t, op.seen) else { return Ok(false) };
+    let plain = op.act.is_none() && op.pre.is_none() && op.d_bias.is_none();
+    let Some(of) = loss::gradient_ahead(cx, op.inp).filter(|_| plain) else { return Ok(false) };
+    let mut written = [out, out_t, op.inverse, seen].into_iter();
+    let apart = written.all(|to| ![of.logits, of.targets].iter().any(|from| from.overlaps(&to)));
+    let (rows, cols) = (op.inp.shape.rows(), op.inp.shape.cols());
+    let tiles = [cols.div_ceil(TILE), rows.div_ceil(TILE)];
+    if !apart || tiles[1] > usize::from(u16::MAX) || is_read_later(cx, op.inp) {
+        return Ok(false);
+    }
+    let of_rows = loss::leave_sums(cx, &of)?;
+    let args = cx.pointers(&[out, out_t, op.inverse, seen, op.amax, of.logits, of.targets])?.ptr(of_rows);
+    let args = args.u32s([rows, cols, of.vocab]).u32(op.margin as u32).u32(op.unknown as u32);
+    let grid = Grid::plane(tiles[0], tiles[1], THREADS);
+    cx.launch(&loss_spec(op.format)?, "cross_entropy_quantize", grid, args)?;
+    Ok(true)
+}
+
+fn loss_spec(format: Fp8) -> Result<Spec> {
+    Ok(Spec::act("loss/fp8.cu", DType::BF16)?.define("FORMAT", format_name(format)))
 }
 
 /// Whether an op after the one being lowered reads this memory before another one overwrites it.
@@ -175,5 +201,6 @@ pub(crate) fn scale_update(cx: &mut Lower<'_>, op: &ScaleUpdate) -> Result<()> {
 
 pub(super) fn specs() -> Vec<Spec> {
     let types = [DType::F32, DType::BF16];
-    types.into_iter().flat_map(|act| Fp8::ALL.map(|format| spec(act, format))).flatten().collect()
+    let quantize = types.into_iter().flat_map(|act| Fp8::ALL.map(|format| spec(act, format))).flatten();
+    quantize.chain(Fp8::ALL.into_iter().flat_map(loss_spec)).collect()
 }

@@ -2,11 +2,11 @@
 
 use super::lower::Lower;
 use crate::Result;
-use crate::args::Grid;
+use crate::args::{Args, Grid};
 use crate::device::DeviceInfo;
 use crate::kernels::Spec;
-use ironhorse_core::DType;
-use ironhorse_core::op::{Argmax, CrossEntropy, CrossEntropyBwd, LossMean};
+use ironhorse_core::op::{Argmax, CrossEntropy, CrossEntropyBwd, LossMean, Op};
+use ironhorse_core::{DType, Slot};
 
 /// Shared memory that `cross_entropy_shared` needs beside the row: at most `struct Shared` of loss/cross_entropy.cu.
 const TOTALS: usize = 656;
@@ -48,32 +48,77 @@ impl Stretches {
     }
 }
 
+/// The kernels that keep rows in shared memory: with the gradient in place of the logits, and without.
+const WITH_GRADIENT: &str = "cross_entropy_shared";
+const SUMS: &str = "cross_entropy_sums";
+
 pub(crate) fn cross_entropy(cx: &mut Lower<'_>, op: &CrossEntropy) -> Result<()> {
     let (rows, padded) = (op.targets.numel(), op.logits.shape.cols());
     if rows == 0 {
         return Ok(());
     }
-    let args = cx.pointers(&[op.losses, op.logits, op.targets])?;
-    let args = args.ptr(cx.scalars).ptr(cx.fault).u32s([rows, op.vocab, padded]).u32(op.grad.into());
-    let (size, dtype) = (op.logits.dtype.size(), op.logits.dtype);
-    if let Some(Stretches { cluster, threads, bytes }) =
-        Stretches::new(&cx.device.info, padded * size, op.vocab * size)
-    {
-        let function = cx.kernel(&spec(dtype, cluster)?, "cross_entropy_shared")?;
-        let resident = match cluster {
-            1 => cx.device.info.sms * function.blocks_per_sm(threads, bytes)?,
-            _ => function.resident_clusters(cluster, threads, bytes)?,
-        };
-        let clusters = rows.min(resident.max(1) as usize);
-        let grid = Grid::linear(clusters * cluster as usize, threads).shared(bytes);
-        cx.launch_function("cross_entropy_shared", function, grid, args);
-    } else {
-        let vectors = (padded * size).is_multiple_of(16);
-        let threads = op.vocab.div_ceil(32).clamp(1, 32) as u32 * 32;
-        let args = args.u32(vectors.into());
-        cx.launch(&spec(dtype, 1)?, "cross_entropy_any", Grid::linear(rows, threads), args)?;
+    let args = arguments(cx, op)?;
+    let walks = match op.grad {
+        true => walk(cx, op, WITH_GRADIENT, args.clone())?,
+        false => walk(cx, op, SUMS, args.clone().ptr(0))?,
+    };
+    if walks {
+        return Ok(());
     }
-    Ok(())
+    let vectors = (padded * op.logits.dtype.size()).is_multiple_of(16);
+    let threads = op.vocab.div_ceil(32).clamp(1, 32) as u32 * 32;
+    let args = args.u32(op.grad.into()).u32(vectors.into());
+    cx.launch(&spec(op.logits.dtype, 1)?, "cross_entropy_any", Grid::linear(rows, threads), args)
+}
+
+/// What all kernels of loss/cross_entropy.cu begin with.
+fn arguments(cx: &Lower<'_>, op: &CrossEntropy) -> Result<Args> {
+    let args = cx.pointers(&[op.losses, op.logits, op.targets])?.ptr(cx.scalars).ptr(cx.fault);
+    Ok(args.u32s([op.targets.numel(), op.vocab, op.logits.shape.cols()]))
+}
+
+/// Launches a kernel that keeps rows in shared memory; `false` if they do not fit.
+fn walk(cx: &mut Lower<'_>, op: &CrossEntropy, kernel: &'static str, args: Args) -> Result<bool> {
+    let (rows, padded) = (op.targets.numel(), op.logits.shape.cols());
+    let (size, dtype) = (op.logits.dtype.size(), op.logits.dtype);
+    let Some(Stretches { cluster, threads, bytes }) =
+        Stretches::new(&cx.device.info, padded * size, op.vocab * size)
+    else {
+        return Ok(false);
+    };
+    let function = cx.kernel(&spec(dtype, cluster)?, kernel)?;
+    let resident = match cluster {
+        1 => cx.device.info.sms * function.blocks_per_sm(threads, bytes)?,
+        _ => function.resident_clusters(cluster, threads, bytes)?,
+    };
+    let clusters = rows.min(resident.max(1) as usize);
+    let grid = Grid::linear(clusters * cluster as usize, threads).shared(bytes);
+    cx.launch_function(kernel, function, grid, args);
+    Ok(true)
+}
+
+/// The loss whose gradient `inp` is, if its launch is the last one and its kernel is one that [`leave_sums`] can replace.
+pub(super) fn gradient_ahead(cx: &Lower<'_>, inp: Slot) -> Option<CrossEntropy> {
+    let index = cx.op.checked_sub(1)?;
+    cx.out.last().filter(|last| last.op == index && last.name == WITH_GRADIENT)?;
+    match cx.program.nodes()[index].op {
+        Op::CrossEntropy(op) if op.logits == inp && inp.dtype == DType::BF16 => Some(op),
+        _ => None,
+    }
+}
+
+/// Replaces the last launch, that of a loss with its gradient, by one that leaves the logits as they are. Returns the address of what
+/// loss/fp8.cu computes the gradient from.
+pub(super) fn leave_sums(cx: &mut Lower<'_>, op: &CrossEntropy) -> Result<u64> {
+    // `struct Scales` of loss/gradient.cuh for each row; longer than the op, so that scratch memory will not do
+    let of_rows = cx.upload(&vec![0; 16 * op.targets.numel()])?;
+    let replaced = cx.out.pop();
+    let args = arguments(cx, op)?.ptr(of_rows);
+    walk(cx, op, SUMS, args)?;
+    if let (Some(new), Some(old)) = (cx.out.last_mut(), replaced) {
+        new.op = old.op;
+    }
+    Ok(of_rows)
 }
 
 /// Warps of a block for a row of this many vectors: those that leave the fewest lanes idle in the last round.

@@ -294,7 +294,8 @@ impl ResidualNorm {
         if !takes || rows == 0 || types != [DType::BF16; 2] {
             return Ok(None);
         }
-        let grid = Grid::linear(rows / FP8_ROWS, 32 * FWD_WARPS as u32).shared(FP8_ROWS * width);
+        let grid = Grid::linear(rows / FP8_ROWS, 32 * FWD_WARPS as u32)
+            .shared(FP8_ROWS * width.next_multiple_of(128));
         Ok(Some((norm.fp8_spec(width, format)?.kernel(kernel), grid)))
     }
 

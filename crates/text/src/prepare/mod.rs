@@ -17,9 +17,10 @@ mod state;
 
 pub use journal::{Counts, InputFacts, MANIFEST, Manifest, ShardFacts, TokenizerFacts};
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use self::journal::{Identity, Journal};
 use self::pipeline::Job;
@@ -27,6 +28,9 @@ use self::state::State;
 use crate::read::{Input, ReadSettings};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
+
+/// How often a process looks whether another one has ended its preparation.
+const WAIT: Duration = Duration::from_millis(100);
 
 /// What to prepare and how.
 #[derive(Clone, Debug)]
@@ -47,6 +51,8 @@ pub struct Settings {
     pub read: ReadSettings,
     /// Replace what the folder holds of an earlier preparation.
     pub overwrite: bool,
+    /// Wait while another process prepares data in the folder; otherwise that is an error.
+    pub wait: bool,
 }
 
 impl Settings {
@@ -61,6 +67,7 @@ impl Settings {
             threads: 0,
             read: ReadSettings::default(),
             overwrite: false,
+            wait: false,
         }
     }
 
@@ -126,13 +133,16 @@ pub fn prepare(
     };
     let out = &settings.out;
     std::fs::create_dir_all(out).map_err(|source| Error::io(out, "create", source))?;
-    let lock = Lock::take(out)?;
     let identity = Identity::of(inputs, tokenizer, eot, settings);
+    // The manifest is written last, in one piece: who finds it needs no lock, and keeps nobody out who looks at the same time.
+    if let Some(prepared) = done_before(&identity, settings)? {
+        return Ok(prepared);
+    }
+    let lock = Lock::take(settings, watch)?;
     if settings.overwrite {
         journal::remove_all(settings)?;
-    } else if let Some(manifest) = Manifest::read(out)? {
-        identity.check(&manifest.identity, out, "holds shards")?;
-        return Ok(Prepared { manifest, unchanged: true, resumed: false });
+    } else if let Some(prepared) = done_before(&identity, settings)? {
+        return Ok(prepared); // by the process that held the lock
     }
     let journal = Journal::read(settings)?;
     if let Some(journal) = &journal {
@@ -147,6 +157,16 @@ pub fn prepare(
     Ok(Prepared { manifest, unchanged: false, resumed })
 }
 
+/// What the folder holds of the same preparation, if that is complete and to be kept.
+fn done_before(identity: &Identity, settings: &Settings) -> Result<Option<Prepared>> {
+    let out = &settings.out;
+    let Some(manifest) = (!settings.overwrite).then(|| Manifest::read(out)).transpose()?.flatten() else {
+        return Ok(None);
+    };
+    identity.check(&manifest.identity, out, "holds shards")?;
+    Ok(Some(Prepared { manifest, unchanged: true, resumed: false }))
+}
+
 /// A hash of all that decides about the shards, in hexadecimal: inputs, tokenizer, settings but for the folder.
 pub fn identity(inputs: &[Input], tokenizer: &Tokenizer, settings: &Settings) -> String {
     Identity::of(inputs, tokenizer, tokenizer.eot().unwrap_or(0), settings).joined()
@@ -157,17 +177,28 @@ pub fn identity(inputs: &[Input], tokenizer: &Tokenizer, settings: &Settings) ->
 struct Lock(#[allow(dead_code, reason = "the lock is held while the file is open")] File);
 
 impl Lock {
-    fn take(out: &Path) -> Result<Self> {
+    fn take(settings: &Settings, watch: &mut dyn FnMut(&Progress) -> ControlFlow<()>) -> Result<Self> {
+        let out = &settings.out;
         let path = out.join(".prepare.lock");
         let file = File::create(&path).map_err(|source| Error::io(&path, "create", source))?;
-        match file.try_lock() {
-            Ok(()) => Ok(Self(file)),
-            Err(std::fs::TryLockError::WouldBlock) => Err(Error::input(
-                out,
-                "another process prepares data in this folder; wait for it, or use another --out",
-            )),
-            // a file system without locks
-            Err(std::fs::TryLockError::Error(_)) => Ok(Self(file)),
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Self(file)),
+                Err(TryLockError::WouldBlock) if settings.wait => {
+                    if watch(&Progress { read: 0, total: 0, tokens: 0, documents: 0 }).is_break() {
+                        return Err(Error::Stopped);
+                    }
+                    std::thread::sleep(WAIT);
+                }
+                Err(TryLockError::WouldBlock) => {
+                    return Err(Error::input(
+                        out,
+                        "another process prepares data in this folder; wait for it, or use another --out",
+                    ));
+                }
+                // a file system without locks
+                Err(TryLockError::Error(_)) => return Ok(Self(file)),
+            }
         }
     }
 }

@@ -292,11 +292,35 @@ fn two_at_once_in_one_folder_are_kept_apart() {
     std::fs::write(&path, "x").unwrap();
     let out = top.path().join("out");
     std::fs::create_dir(&out).unwrap();
-    let held = Lock::take(&out).unwrap();
+    let lock = || Lock::take(&settings(&out), &mut |_| ControlFlow::Continue(())).unwrap();
+    let held = lock();
     let error = run(std::slice::from_ref(&path), "bytes", &settings(&out)).unwrap_err().to_string();
     assert!(error.contains("another process prepares data in this folder"), "{error}");
+    let inputs = resolve(std::slice::from_ref(&path), None).unwrap();
+    let waiting = Settings { wait: true, ..settings(&out) };
+    let stopped =
+        prepare(&inputs, &Tokenizer::open("bytes").unwrap(), &waiting, &mut |_| ControlFlow::Break(()));
+    assert!(matches!(stopped, Err(Error::Stopped)), "who waits can be stopped: {stopped:?}");
     drop(held);
-    run(&[path], "bytes", &settings(&out)).unwrap();
+    run(std::slice::from_ref(&path), "bytes", &settings(&out)).unwrap();
+    // what is complete needs no lock
+    let _held = lock();
+    assert!(run(&[path], "bytes", &settings(&out)).unwrap().unchanged);
+}
+
+#[test]
+fn of_ten_that_start_at_once_one_prepares_and_the_others_wait() {
+    let top = tempfile::tempdir().unwrap();
+    let path = top.path().join("a.txt");
+    std::fs::write(&path, "some text of a few words\n".repeat(2000)).unwrap();
+    let waiting = Settings { wait: true, ..settings(&top.path().join("out")) };
+    let all: Vec<Prepared> = std::thread::scope(|scope| {
+        let start = || run(std::slice::from_ref(&path), "bytes", &waiting).unwrap();
+        let threads: Vec<_> = (0..10).map(|_| scope.spawn(start)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(all.iter().all(|prepared| prepared.manifest == all[0].manifest));
+    assert_eq!(all.iter().filter(|prepared| !prepared.unchanged).count(), 1);
 }
 
 #[test]

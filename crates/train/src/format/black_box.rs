@@ -42,6 +42,9 @@ pub struct BadStep {
     pub dtype: String,
     /// What the backward computed again.
     pub recompute: Recompute,
+    /// Into how many parts the tokens were cut for the output head; 0 and 1 are all at once.
+    #[serde(default)]
+    pub head_chunks: usize,
     /// How often elements were dropped.
     #[serde(default)]
     pub dropout: f64,
@@ -214,6 +217,7 @@ mod tests {
             device: "cpu".into(),
             dtype: "f32".into(),
             recompute: Recompute::None,
+            head_chunks: 1,
             dropout: 0.125,
             preference: None,
             batch: 2,

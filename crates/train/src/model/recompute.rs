@@ -35,6 +35,9 @@ pub struct StepOptions {
     pub preference: Option<f32>,
     /// How the gradients of micro-steps are added up; `None` adds them in place, one after the other, in one process.
     pub sums: Option<Sums>,
+    /// Into how many parts the tokens are cut for the output head and the loss, forward and backward, so that the logits of one part
+    /// only need memory; 0 and 1 are all tokens at once.
+    pub head_chunks: usize,
 }
 
 /// How the gradients of micro-steps are added up: in the order of [`SumTree`](ironhorse_core::SumTree), whoever computes them.

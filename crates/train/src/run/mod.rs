@@ -75,6 +75,8 @@ pub struct TrainSettings {
     pub bad_steps: u32,
     /// What the backward recomputes; recorded in black boxes only.
     pub recompute: Recompute,
+    /// Into how many parts the tokens are cut for the output head; recorded in black boxes only.
+    pub head_chunks: usize,
     /// How often elements are dropped; recorded in black boxes only.
     pub dropout: DropRate,
     /// The β of preferences; recorded in black boxes only.
@@ -331,6 +333,7 @@ mod tests {
             grad_clip: 0.0,
             bad_steps: 3,
             recompute: Recompute::None,
+            head_chunks: 1,
             dropout: DropRate::default(),
             preference: None,
             val_every: 2,

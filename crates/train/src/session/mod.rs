@@ -54,6 +54,8 @@ pub struct SessionSpec {
     pub preference: Option<f32>,
     /// How the gradients of micro-steps are added up ([`StepOptions::sums`]).
     pub sums: Option<Sums>,
+    /// Into how many parts the tokens are cut for the output head ([`StepOptions::head_chunks`]).
+    pub head_chunks: usize,
     /// Element types of weights and gradients.
     pub precision: Precision,
     /// The adapters that are trained, or that a frozen model runs with.
@@ -68,8 +70,8 @@ impl SessionSpec {
 
     /// How its training steps are made.
     pub fn step_options(&self) -> StepOptions {
-        let Self { recompute, dropout, packed, preference, sums, .. } = *self;
-        StepOptions { recompute, dropout, packed, preference, sums }
+        let Self { recompute, dropout, packed, preference, sums, head_chunks, .. } = *self;
+        StepOptions { recompute, dropout, packed, preference, sums, head_chunks }
     }
 
     fn programs(&self, config: &ModelConfig) -> Result<Programs> {

@@ -53,6 +53,8 @@ pub struct Options {
     pub steps: Option<usize>,
     /// What the backward recomputes; the results must not change.
     pub recompute: Recompute,
+    /// Into how many parts the tokens are cut for the output head.
+    pub head_chunks: usize,
     /// Element types of weights and gradients.
     pub precision: Precision,
     /// What the engine rounds the operands of f32 products to.
@@ -109,12 +111,13 @@ pub fn load_answers(session: &mut Session, reference: &mut dyn Reference) -> Res
 /// The session that a verification runs.
 pub fn session_spec(reference: &dyn Reference, options: &Options) -> SessionSpec {
     let train = Some((reference.batch(), reference.seq()));
-    let Options { recompute, precision, .. } = *options;
+    let Options { recompute, head_chunks, precision, .. } = *options;
     // optimizer and dropout are those of the answers
     let precision = precision.with_optimizer(reference.optimizer().optimizer);
     let (dropout, lora) = (reference.dropout(), reference.lora());
     let (packed, preference) = (reference.packed(), reference.preference());
-    SessionSpec { train, recompute, dropout, packed, preference, precision, lora, ..SessionSpec::default() }
+    let spec = SessionSpec { train, recompute, head_chunks, dropout, packed, ..SessionSpec::default() };
+    SessionSpec { preference, precision, lora, ..spec }
 }
 
 struct Check<'a> {

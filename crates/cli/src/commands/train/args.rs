@@ -193,6 +193,9 @@ pub struct TrainArgs {
     /// Activation checkpointing: what the backward pass recomputes instead of keeping it in memory
     #[arg(long, help_heading = heading::MEMORY, value_enum, default_value_t = RecomputeArg::None)]
     pub recompute: RecomputeArg,
+    /// Into how many parts the tokens of a micro-batch are cut for the output head and the loss: the logits of one part only need memory
+    #[arg(long, help_heading = heading::MEMORY, default_value_t = 1, value_name = "N", value_parser = number::count::<usize>)]
+    pub head_chunks: usize,
     #[command(flatten)]
     #[serde(flatten)]
     pub state: StateArgs,

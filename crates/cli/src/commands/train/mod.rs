@@ -416,6 +416,7 @@ fn spec_of(args: &TrainArgs, config: &ModelConfig) -> Result<SessionSpec> {
         // samples are as long as the sequences of training, at most
         decode_context: Some(seq),
         recompute: args.recompute.into(),
+        head_chunks: args.head_chunks,
         dropout: number::drop_rate(args.dropout)?,
         packed: args.chat,
         preference: args.preference(),
@@ -447,6 +448,7 @@ fn settings_of(args: &TrainArgs) -> Result<TrainSettings> {
         grad_clip: args.grad_clip,
         bad_steps: args.bad_steps,
         recompute: args.recompute.into(),
+        head_chunks: args.head_chunks,
         dropout: number::drop_rate(args.dropout)?,
         preference: args.preference(),
         val_every: args.val_every.unwrap_or(0),

@@ -38,7 +38,7 @@ const MAY_CHANGE: [(Change, &str); 3] = [
     (
         Change::Said,
         "steps lr warmup schedule final-fraction decay-fraction weight-decay grad-clip device dtype master moments fast attention \
-         no-graphs recompute",
+         no-graphs recompute head-chunks",
     ),
 ];
 

@@ -127,7 +127,8 @@ fn cached(asked: &[PathBuf], tokenizer: &Tokenizer, split: bool, control: &Contr
     let few = inputs.len() <= FEW && inputs.iter().all(|input| input.format == Format::Text);
     let read = ReadSettings { val_tail: (split && few).then_some(TAIL), ..ReadSettings::default() };
     let val = if split && !few { DOCUMENTS } else { 0.0 };
-    let mut settings = Settings { val, read, ..Settings::new(&folder, "text") };
+    // of runs that start at once one prepares, and the others wait for it
+    let mut settings = Settings { val, read, wait: true, ..Settings::new(&folder, "text") };
     settings.out = folder.join(&identity(&inputs, tokenizer, &settings)[..16]);
     let mut shown = Shown::new();
     let prepared = prepare(&inputs, tokenizer, &settings, &mut |progress| {

@@ -110,6 +110,7 @@ impl Spec {
             grad_clip: 1.0,
             bad_steps: self.bad_steps,
             recompute: Recompute::None,
+            head_chunks: 1,
             dropout: DropRate::default(),
             preference: None,
             val_every: 5,

@@ -9,6 +9,7 @@
 //! | d_weight (OC,C) = d_outᵀ · inp | d_outᵀ (OC,N) | inpᵀ (C,N) | N |
 
 use super::adapter::is_frozen;
+use super::head::HEAD;
 use super::{Blocks, Linear};
 use crate::Result;
 use ironhorse_core::op::{Accum, Act, ActBwd, ActFwd, Amax, MatmulFp8, PreAct, Quantize, ScaleUpdate};
@@ -39,6 +40,8 @@ struct Quantized {
 pub(super) struct SavedFp8 {
     inp: Quantized,
     weight: Quantized,
+    /// The gradient of the output, where the forward ends with it.
+    d_out: Option<Quantized>,
 }
 
 /// What is rounded to 8 bits.
@@ -81,10 +84,7 @@ impl Blocks {
         let Some(products) = self.fp8 else { return false };
         let sizes = [self.tokens(), p.weight.shape.rows(), p.weight.shape.cols()];
         let fits = sizes.iter().all(|size| size.is_multiple_of(MULTIPLE));
-        fits && !p.exact
-            && p.adapter.is_none()
-            && !is_frozen(p.weight)
-            && (name != "lm_head" || products.head)
+        fits && !p.exact && p.adapter.is_none() && !is_frozen(p.weight) && (name != HEAD || products.head)
     }
 
     /// `out = inp · weightᵀ + bias`; with `act`, of the activation of `inp`.
@@ -110,8 +110,22 @@ impl Blocks {
         let weight = self.quantize(Source::plain(p.weight, Kind::Weight, Fp8::E4M3))?;
         let forward = product(out, [inp.rows, weight.rows], [inp, weight], Accum::Write);
         self.b.push(MatmulFp8 { bias: p.bias, fast: true, ..forward })?;
-        self.saved_fp8.insert(name.into(), SavedFp8 { inp, weight });
+        self.saved_fp8.insert(name.into(), SavedFp8 { inp, weight, d_out: None });
         Ok(())
+    }
+
+    /// The gradient of a layer's output in 8 bits right behind the op that computes it, so that an engine can do both at once; for a
+    /// backward without an activation and a bias.
+    pub(super) fn gradient_fp8(&mut self, name: &str, d_out: Slot) -> Result<()> {
+        let d_out = self.quantize(Source::plain(d_out, Kind::Gradient, self.gradients_fp8()))?;
+        if let Some(saved) = self.saved_fp8.get_mut(name) {
+            saved.d_out = Some(d_out);
+        }
+        Ok(())
+    }
+
+    fn gradients_fp8(&self) -> Fp8 {
+        self.fp8.map_or(Fp8::E5M2, |products| products.gradients)
     }
 
     /// Both gradients, as [`Blocks::linear_bwd`], from what the forward saved; `[d_inp, d_out]`. With `pre`, `d_out` is the gradient of
@@ -124,8 +138,7 @@ impl Blocks {
         pre: Option<PreAct>,
     ) -> Result<()> {
         let missing = || Error::Program(format!("{name}: a backward in 8 bits without a forward"));
-        let SavedFp8 { inp, weight } = *self.saved_fp8.get(name).ok_or_else(missing)?;
-        let gradients = self.fp8.map_or(Fp8::E5M2, |products| products.gradients);
+        let SavedFp8 { inp, weight, d_out: there } = *self.saved_fp8.get(name).ok_or_else(missing)?;
         self.b.at(name);
         let pre = match pre {
             Some(PreAct { act: act @ Act::Relu2, slot: inp })
@@ -137,8 +150,8 @@ impl Blocks {
             other => other,
         };
         let d_bias = p.bias.map(|bias| self.b.grad(bias));
-        let d_out =
-            self.quantize(Source { pre, d_bias, ..Source::plain(d_out, Kind::Gradient, gradients) })?;
+        let source = Source { pre, d_bias, ..Source::plain(d_out, Kind::Gradient, self.gradients_fp8()) };
+        let d_out = there.map_or_else(|| self.quantize(source), Ok)?;
         let accum = Accum::FirstWrites;
         let d_weight = self.b.grad(p.weight);
         self.b.push(product(d_weight, [d_out.columns, inp.columns], [d_out, inp], accum))?;

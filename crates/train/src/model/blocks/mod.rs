@@ -4,6 +4,7 @@
 mod adapter;
 mod attention;
 mod fp8;
+mod head;
 mod linear;
 mod norm;
 mod preference;
@@ -12,15 +13,15 @@ mod update;
 
 pub(super) use adapter::Adapter;
 pub(super) use attention::{Attending, Attention, Heads};
+pub(super) use head::Head;
 pub(super) use norm::{Norm, NormWeights};
 pub(super) use preference::PairIo;
 
 use super::TensorSpec;
 use crate::{Error, Result};
-use ironhorse_core::op::{Accum, Argmax, CrossEntropy, EmbeddingBwd, EmbeddingFwd, Gain, LossMean};
+use ironhorse_core::op::{Accum, EmbeddingBwd, EmbeddingFwd, Gain};
 use ironhorse_core::{
-    Builder, DType, Fp8Products, Fp8Scales, Precision, Program, Section, Shape, Slot, bf16_to_f32,
-    f32_to_bf16,
+    Builder, DType, Fp8Products, Fp8Scales, Precision, Program, Shape, Slot, bf16_to_f32, f32_to_bf16,
 };
 use std::collections::HashMap;
 
@@ -66,6 +67,13 @@ pub(super) struct Linear {
     pub exact: bool,
 }
 
+impl Linear {
+    /// A weight alone.
+    pub fn plain(weight: Slot) -> Self {
+        Self { weight, bias: None, adapter: None, exact: false }
+    }
+}
+
 /// Where tokens and positions become activations.
 #[derive(Clone, Copy)]
 pub(super) struct Tables {
@@ -83,14 +91,6 @@ impl Tables {
         let factor = self.factor as f32;
         if dtype == DType::BF16 { bf16_to_f32(f32_to_bf16(factor)) } else { factor }
     }
-}
-
-/// The head's result with what its backward needs.
-#[derive(Clone, Copy)]
-pub(super) struct Head {
-    pub norm: Norm,
-    /// (B,T,Vp), its gradient after the loss.
-    pub logits: Slot,
 }
 
 /// What a loss needs of the host.
@@ -356,72 +356,6 @@ impl Blocks {
         let find = |name| declared.get(name).copied().ok_or_else(|| undeclared(name));
         let (targets, losses, loss) = (find("y")?, find("losses")?, find("loss")?);
         Ok(LossIo { targets, losses, mean: find("cross_entropy").unwrap_or(loss), loss, pairs: None })
-    }
-
-    /// The mean cross-entropy or the loss of pairs; in training the logits become their gradient.
-    pub fn loss(
-        &mut self,
-        (norm, head): (Norm, Slot),
-        io: &LossIo,
-        vocab: usize,
-        purpose: Purpose,
-    ) -> Result<Head> {
-        let LossIo { targets, losses, mean: loss, .. } = *io;
-        let logits = self.tokens_by(head.shape.rows());
-        self.logits(norm.out, logits, head)?;
-        self.b.at("loss");
-        let grad = purpose == Purpose::Training;
-        match &io.pairs {
-            Some(pairs) => self.preference(logits, (io, pairs), vocab, grad)?,
-            None => {
-                self.b.push(CrossEntropy { losses, logits, targets, vocab, grad })?;
-                self.b.push(LossMean { loss, losses, accum: Accum::FirstWrites })?;
-            }
-        }
-        Ok(Head { norm, logits })
-    }
-
-    /// The most likely token at each position. Io: `best`.
-    pub fn best(&mut self, head: &Head, vocab: usize) -> Result<()> {
-        let best = self.b.io("best", [self.batch.0, self.batch.1], DType::I32);
-        self.b.at("loss");
-        self.b.push(Argmax { best, logits: head.logits, vocab })?;
-        Ok(())
-    }
-
-    /// Declares the logits of every token, (B,T,Vp).
-    pub fn logits_io(&mut self, head: Slot) -> Slot {
-        self.logits_of(self.batch, head)
-    }
-
-    /// Declares the logits of so many sequences and tokens.
-    pub fn logits_of(&mut self, (batch, seq): (usize, usize), head: Slot) -> Slot {
-        let dtype = self.dtype();
-        self.b.io("logits", [batch, seq, head.shape.rows()], dtype)
-    }
-
-    pub fn logits(&mut self, inp: Slot, logits: Slot, head: Slot) -> Result<()> {
-        self.linear_into(
-            "lm_head",
-            logits,
-            inp,
-            Linear { weight: head, bias: None, adapter: None, exact: false },
-        )?;
-        self.b.name("logits", logits);
-        Ok(())
-    }
-
-    /// The backward of the head and the last norm. Gives the gradient of the residual stream: one buffer that every block
-    /// adds to on the way down.
-    pub fn head_bwd(&mut self, name: &str, saved: &Head, head: Slot) -> Result<Slot> {
-        self.b.section(Section::Backward);
-        let d_norm = self.hidden();
-        let head = Linear { weight: head, bias: None, adapter: None, exact: false };
-        self.linear_bwd("lm_head", head, [d_norm, saved.logits, saved.norm.out], None)?;
-        self.b.name_grad(name, d_norm);
-        let d_res = self.hidden();
-        self.norm_bwd(name, &saved.norm, [d_res, d_norm], Accum::Write)?;
-        Ok(d_res)
     }
 
     pub fn finish(self) -> Result<Program> {

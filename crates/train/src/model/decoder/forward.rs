@@ -14,7 +14,7 @@ impl Decoder {
         let mut io = self.net.loss_io(self.plan.names.io, with_aux)?;
         io.pairs = self.preference.map(|beta| self.net.pair_io(beta));
         let (layers, norm) = self.blocks(purpose)?;
-        let head = self.net.loss((norm, self.head), &io, self.plan.vocab[0], purpose)?;
+        let head = self.net.loss((norm, self.head), &io, self.plan.vocab[0], (purpose, self.head_chunks))?;
         let mut sum = io.mean;
         for layer in &layers {
             if let SavedMlp::Experts(experts) = &layer.mlp

@@ -154,7 +154,7 @@ pub(super) fn training(
     precision: Precision,
 ) -> Result<Program> {
     let mut decoder = Decoder::new(plan, batch, precision)?;
-    decoder.dropout = options.dropout;
+    (decoder.dropout, decoder.head_chunks) = (options.dropout, options.head_chunks);
     decoder.net.train_in_fp8(options.sums.is_some_and(|sums| sums.is_needed()));
     decoder.documents(&options);
     let saved = decoder.forward(Purpose::Training)?;
@@ -268,6 +268,8 @@ struct Decoder {
     head: Slot,
     /// In training only.
     dropout: DropRate,
+    /// Into how many parts the tokens are cut for the head and the loss, in training only.
+    head_chunks: usize,
     /// The β of the loss of pairs, if that is the loss.
     preference: Option<f32>,
     /// Positions of the cache, when decoding.
@@ -321,8 +323,9 @@ impl Decoder {
         let layers = (0..layers).map(|l| layer(&net, &plan, l)).collect::<Result<_>>()?;
         let norm = net.norm_weights(names.last_norm[0], (plan.norm_eps, plan.gain))?;
         let (embed, head) = (net.weight(names.embed, vocab)?, net.weight(names.head, vocab)?);
-        let (dropout, preference) = (DropRate::default(), None);
-        Ok(Self { net, plan, embed, positions, layers, norm, head, dropout, preference, cached: context })
+        let (dropout, preference, head_chunks) = (DropRate::default(), None, 1);
+        let cached = context;
+        Ok(Self { net, plan, embed, positions, layers, norm, head, dropout, head_chunks, preference, cached })
     }
 
     /// For new tokens over a cache. All programs of a session must agree on its positions, as they share it.

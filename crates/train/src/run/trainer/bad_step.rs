@@ -227,6 +227,7 @@ impl Trainer<'_> {
             device: self.job.session.engine().name().to_owned(),
             dtype: self.job.state.settings["dtype"].as_str().unwrap_or(weights_dtype.name()).to_owned(),
             recompute: self.job.settings.recompute,
+            head_chunks: self.job.settings.head_chunks,
             dropout: self.job.settings.dropout.rate(),
             preference: self.job.settings.preference,
             batch,

@@ -145,6 +145,7 @@ impl Replay {
         SessionSpec {
             train: Some((self.bad.batch, self.bad.seq)),
             recompute: self.bad.recompute,
+            head_chunks: self.bad.head_chunks,
             dropout: DropRate::new(self.bad.dropout).unwrap_or_default(),
             precision: self.precision(role),
             packed: self.positions.is_some(),

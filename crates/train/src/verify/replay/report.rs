@@ -201,6 +201,7 @@ mod tests {
             device: device.into(),
             dtype: dtype.into(),
             recompute: Recompute::None,
+            head_chunks: 1,
             dropout: 0.0,
             preference: None,
             batch: 2,
