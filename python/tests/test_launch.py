@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -133,7 +134,53 @@ def test_slurm_resumes_a_run_that_has_begun(place: Place) -> None:
     (place.folder / "calls").unlink()
     assert place.run("slurm.sbatch", *TINY, "--out", "run").returncode == 0
     assert "train --resume run --max-time" in place.calls()
+    assert "srun --kill-on-bad-exit=0 --wait=120 " in place.calls()
     assert place.run("slurm.sbatch", *TINY).returncode == 2, "without --out"
+
+
+def test_slurm_begins_again_what_was_lost_before_its_first_checkpoint(place: Place) -> None:
+    assert place.run("slurm.sbatch", *TINY, "--out", "run").returncode == 0
+    shutil.rmtree(place.folder / "run/checkpoints")
+    done = place.run("slurm.sbatch", *TINY, "--out", "run")
+    assert done.returncode == 0, done.stderr
+    assert "--out run --overwrite --max-time" in place.calls()
+    assert (place.folder / "run/checkpoints/step-000003").is_dir()
+
+
+def test_the_jobset_begins_again_what_was_lost_before_its_first_checkpoint(place: Place) -> None:
+    """The script of the pod, with a folder of this machine and a stand-in that only records its call."""
+    text = yaml.safe_load((SCRIPTS / "jobset.yaml").read_text())
+    [part] = text["spec"]["replicatedJobs"]
+    [container] = part["template"]["spec"]["template"]["spec"]["containers"]
+    script = container["args"][0].replace("/shared", str(place.folder))
+    place.script("torchrun", f'#!/bin/sh\necho "$*" >> {place.folder}/calls\n')
+    env = {**place.env, "NODE_RANK": "0", "MASTER_ADDR": "localhost"}
+
+    def call() -> str:
+        (place.folder / "calls").unlink(missing_ok=True)
+        subprocess.run(["bash", "-c", script], env=env, check=True)
+        return place.calls()
+
+    run = place.folder / "runs/a"
+    assert "--resume" not in call() and "--overwrite" not in call()
+    run.mkdir(parents=True)
+    (run / "config.toml").write_text("")
+    assert f"--out {run} --overwrite" in call()
+    (run / "checkpoints/step-000003").mkdir(parents=True)
+    assert f"ironhorse train --resume {run}" in call()
+
+
+@pytest.mark.parametrize(("script", "before"), [("slurm.sbatch", []), ("torchrun.sh", []), ("mpirun.sh", ["2"])])
+def test_every_start_has_a_token_of_its_own(place: Place, script: str, before: list[str]) -> None:
+    tokens = []
+    for _ in range(2):
+        place.script("train", f'#!/bin/sh\necho "$IRONHORSE_TOKEN" > {place.folder}/token\n')
+        place.env["IRONHORSE"] = str(place.folder / "train")
+        assert place.run(script, *before, "--out", "run", GPUS="2").returncode == 0
+        tokens.append((place.folder / "token").read_text().strip())
+    assert len(tokens[0]) == 32
+    assert tokens[0] != tokens[1]
+    assert tokens[0] not in place.calls(), "others can see command lines"
 
 
 def test_the_jobset_is_one() -> None:

@@ -13,5 +13,8 @@ if [[ ${HOSTFILE:-} ]]; then
     hosts=(--hostfile "$HOSTFILE")
     first=$(awk 'NF && $1 !~ /^#/ { print $1; exit }' "$HOSTFILE")
 fi
-exec mpirun -np "$ranks" "${hosts[@]}" -x MASTER_ADDR="$first" -x MASTER_PORT="${MASTER_PORT:-29500}" \
+# a secret that these ranks have, and no others; its value is not on the command line, which others can see
+IRONHORSE_TOKEN=${IRONHORSE_TOKEN:-$(head -c 24 /dev/urandom | base64)}
+export IRONHORSE_TOKEN
+exec mpirun -np "$ranks" "${hosts[@]}" -x MASTER_ADDR="$first" -x MASTER_PORT="${MASTER_PORT:-29500}" -x IRONHORSE_TOKEN \
     "${IRONHORSE:-ironhorse}" train "$@"

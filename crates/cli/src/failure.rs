@@ -3,7 +3,8 @@
 
 use crate::{hardware, out};
 use anyhow::Error;
-use ironhorse::core::Error as CoreError;
+use ironhorse::core::ranks::{COULD_NOT_RUN, RESUMABLE};
+use ironhorse::core::{Communicator, Error as CoreError};
 use ironhorse::train::Error as TrainError;
 
 /// Why there is no report.
@@ -70,11 +71,22 @@ pub fn report(error: &Error) -> u8 {
         Some(rank) => out::note_of_rank(rank, format_args!("error: {}", one_line(error))),
         None => out::note(format_args!("error: {}", one_line(error))),
     }
-    match (known, core_error(error)) {
+    code(error)
+}
+
+/// The exit code that an error means: of a rank that is lost or gave up, the one that it said.
+pub fn code(error: &Error) -> u8 {
+    match (error.downcast_ref::<TrainError>(), core_error(error)) {
         (Some(TrainError::Diverged { .. }), _) => 1,
-        (Some(TrainError::Stopped), _) | (_, Some(CoreError::RankLost { .. })) => 3,
-        _ => 2,
+        (Some(TrainError::Stopped), _) => RESUMABLE,
+        (_, Some(CoreError::RankLost { code, .. })) => *code,
+        _ => COULD_NOT_RUN,
     }
+}
+
+/// Tells the other ranks why this one ends, and with which code.
+pub fn give_up(ranks: &dyn Communicator, error: &Error) {
+    ranks.give_up(&one_line(error), code(error));
 }
 
 /// The error and its causes in one line; a cause that the text before it already quotes is left out.

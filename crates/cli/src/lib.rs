@@ -79,6 +79,7 @@ enum Command {
 }
 
 /// How a command ended that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// Done, or the check passed.
     Done,
@@ -91,7 +92,7 @@ pub(crate) enum Outcome {
 }
 
 /// The exit code of a command that stopped early.
-pub(crate) const STOPPED: i32 = 3;
+pub(crate) const STOPPED: i32 = ironhorse::core::ranks::RESUMABLE as i32;
 
 /// The heading of flags that every command has.
 const GENERAL: &str = "General";

@@ -109,6 +109,19 @@ pub fn drop_rate(rate: f64) -> anyhow::Result<DropRate> {
         .with_context(|| format!("--dropout is {rate}, expected a number of at least 0 and below 1"))
 }
 
+/// A time as [`duration`] reads it.
+pub fn as_seconds<S: serde::Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(&format_args!("{}s", time.as_secs()))
+}
+
+/// A size as [`bytes`] reads it.
+pub fn as_bytes<S: serde::Serializer>(bytes: &u64, to: S) -> Result<S::Ok, S::Error> {
+    match bytes.is_multiple_of(1 << 20) {
+        true => to.collect_str(&format_args!("{}MiB", bytes >> 20)),
+        false => to.collect_str(&format_args!("{bytes}B")),
+    }
+}
+
 /// Units of bytes, in lower case. The single `b` comes last: the others end with it.
 const UNITS: [(&str, f64); 9] = [
     ("kib", 1024.0),

@@ -15,7 +15,7 @@ use std::time::Duration;
 /// The shortest time that ranks have to meet.
 const TO_MEET: Duration = Duration::from_secs(60);
 /// How much longer than the time limit a rank may take to end after another has failed.
-const TO_END: Duration = Duration::from_secs(10);
+const TO_END: Duration = Duration::from_secs(30);
 /// The code of a process that a signal ended is this and the signal.
 const BY_SIGNAL: i32 = 128;
 /// How long a rank without its launcher has to stop, with a last save that may be large.
@@ -33,18 +33,23 @@ pub fn launch(
     let arguments = line.get(1..).unwrap_or_default();
     let ranks = ironhorse_ranks::launch(arguments, world).context("cannot start the ranks")?;
     let codes = ranks.wait(timeout + TO_END, each);
-    if codes.iter().any(|&code| code >= BY_SIGNAL) {
-        return Ok(Outcome::Stopped); // whatever the others said of the one that was ended
+    Ok(outcome(&codes))
+}
+
+/// What the exit codes of all ranks mean together.
+fn outcome(codes: &[i32]) -> Outcome {
+    let any = |wanted: fn(i32) -> bool| codes.iter().any(|&code| wanted(code));
+    if any(|code| code >= BY_SIGNAL) {
+        Outcome::Stopped // whatever the others said of the one that was ended
+    } else if any(|code| code == 1) {
+        Outcome::Failed
+    } else if any(|code| code != 0 && code != crate::STOPPED) {
+        Outcome::Refused // what ended one ended all, and some may have noticed only that
+    } else if any(|code| code == crate::STOPPED) {
+        Outcome::Stopped
+    } else {
+        Outcome::Done
     }
-    let worst = |code: &&i32| **code != 0;
-    let Some(&code) = codes.first().filter(worst).or_else(|| codes.iter().find(worst)) else {
-        return Ok(Outcome::Done);
-    };
-    Ok(match code {
-        1 => Outcome::Failed,
-        crate::STOPPED => Outcome::Stopped,
-        _ => Outcome::Refused,
-    })
 }
 
 /// Meets the other ranks, unless it is asked to `stop`; from here on only rank 0 prints. The flag is set when the launcher is
@@ -96,8 +101,9 @@ pub fn share(
         Device::Cuda(_) if !same_gpu => Some(environment.local_rank % gpus()),
         _ => None,
     };
-    // how many share this machine, as far as is known
-    let here = if environment.address == "127.0.0.1" { environment.place.world } else { 1 };
+    // how many share these cores, as far as is known
+    let same = if environment.address == "127.0.0.1" { environment.place.world } else { 1 };
+    let here = environment.local_world.unwrap_or(same).max(1);
     Ok((gpu, (cores / here).max(1)))
 }
 
@@ -125,4 +131,25 @@ fn join(names: &[&String]) -> String {
     let some: Vec<&str> = names.iter().take(4).map(|name| name.as_str()).collect();
     let more = if names.len() > some.len() { ", ..." } else { "" };
     some.join(", ") + more
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_launcher_says_what_the_ranks_mean_together() {
+        for (codes, expected) in [
+            (&[0, 0][..], Outcome::Done),
+            (&[3, 3], Outcome::Stopped),
+            (&[3, 2, 3], Outcome::Refused),
+            (&[3, 1], Outcome::Failed),
+            (&[2, 1], Outcome::Failed),
+            (&[2, 137], Outcome::Stopped),
+            (&[0, 3], Outcome::Stopped),
+            (&[101, 3], Outcome::Refused),
+        ] {
+            assert_eq!(outcome(codes), expected, "{codes:?}");
+        }
+    }
 }

@@ -251,6 +251,12 @@ pub trait Engine: Send {
         Ok(())
     }
 
+    /// Chooses the algorithms of these ops, as their first run would, and runs nothing. Does nothing where there is nothing to
+    /// choose.
+    fn choose(&mut self, _program: &Program, _ops: Range<usize>, _scalars: &Scalars) -> Result<()> {
+        Ok(())
+    }
+
     /// The algorithms chosen so far on which the bits of results depend and which another run might not choose, as
     /// sorted pairs of name and value. Both are meaningful to the engine only; passed to [`Engine::set_choices`] they
     /// make another run compute the same bits on the same device with the same libraries. Does not wait.

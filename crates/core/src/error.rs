@@ -54,6 +54,8 @@ pub enum Error {
         host: String,
         /// What happened to it, and what to do.
         what: String,
+        /// The exit code of the run: [`RESUMABLE`](crate::ranks::RESUMABLE) where it was lost, its own where it gave up.
+        code: u8,
     },
     /// The device failed while it was working and may not respond any more.
     #[error("{engine} engine: {what}")]

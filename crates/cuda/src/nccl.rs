@@ -8,6 +8,7 @@ use crate::device::{Device, Event, Stream};
 use crate::ffi::nccl::{BFLOAT16, BYTES, FLOAT32, NcclLibrary, SUM, UniqueId, version_text};
 use crate::launch::LibraryCall;
 use crate::{Error, Result};
+use ironhorse_core::ranks::RESUMABLE;
 use ironhorse_core::{Communicator, DType, Place};
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -21,6 +22,8 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(100);
 /// How long an abort waits for calls of NCCL to return: one that waits for a lost rank does not.
 const TO_RETURN: Duration = Duration::from_secs(1);
+/// How long an error of the device or of NCCL waits for the word that a rank is lost, which may be its cause.
+const WORD: Duration = Duration::from_secs(2);
 /// Marks on the stream that the watching thread knows at a time.
 const MARKS: usize = 64;
 
@@ -119,12 +122,16 @@ impl Nccl {
         };
         let spawned = std::thread::Builder::new().name("nccl's start".into()).spawn(begin);
         spawned.map_err(|error| Error::Unsupported(format!("cannot start a thread: {error}")))?;
+        let begun = Instant::now();
         loop {
             match made.recv_timeout(LOOK) {
                 Ok(made) => return made,
                 Err(RecvTimeoutError::Timeout) => {
                     if let Some(error) = with.failure() {
                         return Err(error.into());
+                    }
+                    if let Some(limit) = with.patience().filter(|&limit| begun.elapsed() > limit) {
+                        return Err(Error::Unsupported(too_slow(limit, &with.whereabouts())));
                     }
                 }
                 Err(RecvTimeoutError::Disconnected) => {
@@ -139,6 +146,15 @@ impl Nccl {
         let _ = self.device.make_current();
         while !self.done.load(Ordering::Relaxed) {
             if self.with.failure().is_some() {
+                return self.abort();
+            }
+            // SAFETY: only this thread and `leave`, which comes after this one has ended, free the communicator.
+            if let Err(error) = unsafe { self.library.check_async(self.raw) } {
+                let began = Instant::now();
+                while self.with.failure().is_none() && began.elapsed() < WORD {
+                    std::thread::sleep(LOOK); // a lost rank is the likely cause, and is to be named
+                }
+                self.with.give_up(&error.to_string(), RESUMABLE);
                 return self.abort();
             }
             self.look_at_marks();
@@ -190,6 +206,18 @@ impl Nccl {
         self.with.failure().map_or(Ok(()), |error| Err(error.into()))
     }
 
+    /// What an error of this device or of NCCL means: a lost rank, if there is one. NCCL may notice it before the ranks themselves do.
+    pub fn explain(&self, error: Error) -> Error {
+        let began = Instant::now();
+        loop {
+            match self.check() {
+                Err(lost) => return lost,
+                Ok(()) if began.elapsed() > WORD => return error,
+                Ok(()) => std::thread::sleep(LOOK),
+            }
+        }
+    }
+
     /// Ends the thread that watches, which has the ranks' communicator too: that says goodbye to the others only once nobody has it.
     /// Gives whether the thread has aborted NCCL; from now on it does not.
     pub fn stop_watching(&self) -> bool {
@@ -210,6 +238,16 @@ impl Nccl {
             unsafe { (self.library.ncclCommDestroy)(self.raw) };
         }
     }
+}
+
+/// What to say where NCCL does not begin.
+fn too_slow(limit: Duration, others: &[String]) -> String {
+    format!(
+        "NCCL has not connected this rank with the others in {} s (10 times --rank-timeout): {}; NCCL_SOCKET_IFNAME names the \
+         interface that it is to use, NCCL_DEBUG=INFO shows what it tries, and a firewall must let its ports through",
+        limit.as_secs_f64(),
+        others.join(", ")
+    )
 }
 
 /// One message, or a part of one that all get.
@@ -322,5 +360,20 @@ impl LibraryCall for Transfers {
         // SAFETY: no arguments.
         let ended = library.check("ncclGroupEnd", unsafe { (library.ncclGroupEnd)() });
         result.and(ended)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_that_hangs_says_what_to_look_at() {
+        let others = ["rank 1 on b at 10.0.0.2".to_owned(), "rank 2 on c at 10.0.0.3".to_owned()];
+        let text = too_slow(Duration::from_secs(600), &others);
+        for part in ["600 s", "rank 1 on b at 10.0.0.2, rank 2 on c", "NCCL_SOCKET_IFNAME", "--rank-timeout"]
+        {
+            assert!(text.contains(part), "{text}");
+        }
     }
 }

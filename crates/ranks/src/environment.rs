@@ -9,6 +9,8 @@ pub struct Environment {
     pub place: Place,
     /// Which of those on this machine: the GPU it uses.
     pub local_rank: usize,
+    /// How many share the cores of this machine, where the launcher says so and does not divide them itself.
+    pub local_world: Option<usize>,
     /// Where rank 0 listens: a name or an address.
     pub address: String,
     /// The port there.
@@ -98,6 +100,11 @@ impl Vars<'_> {
             .map_err(|_| Error::Input(format!("{name} is `{text}`, expected a whole number; {by} sets it")))
     }
 
+    /// A number that a launcher may set.
+    fn optional(&self, name: &str, by: &str) -> Result<Option<usize>> {
+        if self.has(name) { self.number(name, by).map(Some) } else { Ok(None) }
+    }
+
     /// The token of the user, or what all processes of this run and no others have.
     fn token(&self, of_launcher: String) -> String {
         (self.0)(ours::TOKEN).unwrap_or(of_launcher)
@@ -109,6 +116,7 @@ impl Vars<'_> {
         Ok(Environment {
             place,
             local_rank: self.number(ours::LOCAL_RANK, by)?,
+            local_world: Some(place.world),
             address: self.text(ours::ADDRESS, by)?,
             port: self.number(ours::PORT, by)?,
             token: self.text(ours::TOKEN, by)?,
@@ -128,7 +136,8 @@ impl Vars<'_> {
         };
         let run = (self.0)("TORCHELASTIC_RUN_ID").unwrap_or_default();
         let token = self.token(format!("torchrun {run} {address} {port}"));
-        Ok(Environment { place, local_rank, address, port, token, by, listens_on_stdin: false })
+        let local_world = self.optional("LOCAL_WORLD_SIZE", by)?;
+        Ok(Environment { place, local_rank, local_world, address, port, token, by, listens_on_stdin: false })
     }
 
     fn slurm(&self) -> Result<Environment> {
@@ -147,13 +156,18 @@ impl Vars<'_> {
         };
         let token = self.token(format!("slurm {job} {step}"));
         let local_rank = self.number("SLURM_LOCALID", by)?;
-        Ok(Environment { place, local_rank, address, port, token, by, listens_on_stdin: false })
+        let local_world = self.optional("LOCAL_WORLD_SIZE", by)?; // srun gives every task cores of its own
+        Ok(Environment { place, local_rank, local_world, address, port, token, by, listens_on_stdin: false })
     }
 
     fn mpi(&self, by: &'static str, [rank, world, local]: [&str; 3]) -> Result<Environment> {
         let place = Place { rank: self.number(rank, by)?, world: self.number(world, by)? };
         let local_rank = if self.has(local) { self.number(local, by)? } else { place.rank };
-        let here = (self.0)("OMPI_COMM_WORLD_LOCAL_SIZE").is_some_and(|size| size == place.world.to_string());
+        let mut local_world = self.optional("LOCAL_WORLD_SIZE", by)?;
+        for name in ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"] {
+            local_world = local_world.map_or_else(|| self.optional(name, by), |known| Ok(Some(known)))?;
+        }
+        let here = local_world == Some(place.world);
         let address = match (self.0)("MASTER_ADDR") {
             Some(address) => address,
             None if here || place.is_alone() => "127.0.0.1".to_owned(),
@@ -163,14 +177,27 @@ impl Vars<'_> {
                 )));
             }
         };
-        let job =
-            (self.0)("PMIX_NAMESPACE").or_else(|| (self.0)("OMPI_MCA_ess_base_jobid")).unwrap_or_default();
+        let names = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"];
+        let job = names.into_iter().find_map(self.0);
+        let token = match (job.as_ref().map(|job| format!("{by} {job}")), (self.0)(ours::TOKEN)) {
+            (_, Some(given)) => given,
+            (Some(of_job), None) => of_job,
+            (None, None) if place.is_alone() => String::new(),
+            (None, None) => {
+                return Err(Error::Input(format!(
+                    "{by} gives this run no name that others do not have, so ranks of two runs could meet; set IRONHORSE_TOKEN to the \
+                     same random text for all ranks, as scripts/launch/mpirun.sh does"
+                )));
+            }
+        };
         let port = match self.has("MASTER_PORT") {
             true => self.number("MASTER_PORT", by)?,
-            false => (FIRST_PORT + job.bytes().fold(7, |h: u64, b| (h * 31 + u64::from(b)) % PORTS)) as u16,
+            false => {
+                let hash = |text: &str| text.bytes().fold(7, |h: u64, b| (h * 31 + u64::from(b)) % PORTS);
+                (FIRST_PORT + hash(job.as_ref().unwrap_or(&token))) as u16
+            }
         };
-        let token = self.token(format!("{by} {job}"));
-        Ok(Environment { place, local_rank, address, port, token, by, listens_on_stdin: false })
+        Ok(Environment { place, local_rank, local_world, address, port, token, by, listens_on_stdin: false })
     }
 }
 
@@ -236,8 +263,10 @@ mod tests {
         ];
         let text = of(&mpi).unwrap_err().to_string();
         assert!(text.contains("MASTER_ADDR"), "{text}");
-        let here = [&mpi[..], &[("OMPI_COMM_WORLD_LOCAL_SIZE", "2")]].concat();
-        assert_eq!(of(&here).unwrap().unwrap().address, "127.0.0.1");
+        let here =
+            [&mpi[..], &[("OMPI_COMM_WORLD_LOCAL_SIZE", "2"), ("PMIX_NAMESPACE", "prterun-7")]].concat();
+        let found = of(&here).unwrap().unwrap();
+        assert_eq!((found.address.as_str(), found.local_world), ("127.0.0.1", Some(2)));
         // one process needs no others
         assert_eq!(of(&[("RANK", "0"), ("WORLD_SIZE", "1")]).unwrap(), None);
     }
@@ -256,6 +285,32 @@ mod tests {
             of(&vars).unwrap().unwrap().token
         };
         assert_ne!(token("1"), token("2"));
+    }
+
+    /// MPICH says nothing that tells two runs of one machine apart.
+    #[test]
+    fn a_run_without_a_name_needs_a_token() {
+        let mpich =
+            [("PMI_RANK", "1"), ("PMI_SIZE", "4"), ("MPI_LOCALRANKID", "1"), ("MPI_LOCALNRANKS", "4")];
+        let text = of(&mpich).unwrap_err().to_string();
+        assert!(
+            text.contains("mpiexec gives this run no name") && text.contains("IRONHORSE_TOKEN"),
+            "{text}"
+        );
+        let with = |token| of(&[&mpich[..], &[("IRONHORSE_TOKEN", token)]].concat()).unwrap().unwrap();
+        let [one, two] = ["a secret", "another"].map(with);
+        assert_eq!(
+            (one.token.as_str(), one.address.as_str(), one.local_world),
+            ("a secret", "127.0.0.1", Some(4))
+        );
+        assert_ne!(one.port, two.port, "two runs of one machine do not meet at one port");
+    }
+
+    #[test]
+    fn cores_are_shared_by_those_of_the_machine() {
+        let torch = [("RANK", "0"), ("WORLD_SIZE", "8"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "1")];
+        let local = |more: &[(&str, &str)]| of(&[&torch[..], more].concat()).unwrap().unwrap().local_world;
+        assert_eq!([local(&[]), local(&[("LOCAL_WORLD_SIZE", "4")])], [None, Some(4)]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::environment::ours;
 use crate::proof::new_token;
+use ironhorse_core::ranks::RESUMABLE;
 use std::ffi::OsString;
 use std::io;
 use std::net::TcpListener;
@@ -11,6 +12,8 @@ use std::time::{Duration, Instant};
 /// The ranks that were started, and how they ended.
 pub struct Local {
     ranks: Vec<(Child, Option<i32>)>,
+    /// Whether those that did not end have been killed.
+    killed: bool,
 }
 
 /// The code of a process that a signal ended, as shells have it: 128 and the signal.
@@ -28,7 +31,7 @@ pub fn launch(arguments: &[OsString], world: usize) -> io::Result<Local> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let (port, token) = (listener.local_addr()?.port(), new_token()?);
     let mut listener = Some(listener);
-    let mut local = Local { ranks: Vec::new() };
+    let mut local = Local { ranks: Vec::new(), killed: false };
     for rank in 0..world {
         let mut command = Command::new(&program);
         command.args(arguments);
@@ -66,13 +69,18 @@ pub fn launch(arguments: &[OsString], world: usize) -> io::Result<Local> {
 
 impl Local {
     /// Waits for all; `each` is called now and then, with the process of rank 0 while it runs. Ranks that do not end within `grace`
-    /// after one has failed are killed. Gives the exit codes.
+    /// after one has failed are killed. Gives the exit codes; what was killed so says nothing of its own, but that it was lost.
     pub fn wait(mut self, grace: Duration, mut each: impl FnMut(Option<u32>)) -> Vec<i32> {
         let (mut until, mut lost, mut asked) = (None, None, false);
         loop {
+            let killed = self.killed;
             for (child, ended) in self.ranks.iter_mut().filter(|(_, ended)| ended.is_none()) {
                 match child.try_wait() {
-                    Ok(Some(status)) => *ended = Some(code(status)),
+                    Ok(Some(status)) => {
+                        let code = code(status);
+                        let lost = killed && code >= BY_SIGNAL;
+                        *ended = Some(if lost { RESUMABLE.into() } else { code });
+                    }
                     Ok(None) => {}
                     Err(_) => *ended = Some(2),
                 }
@@ -91,6 +99,7 @@ impl Local {
             if codes.iter().any(|code| *code != 0)
                 && Instant::now() > *until.get_or_insert_with(|| Instant::now() + grace)
             {
+                self.killed = true;
                 self.ranks.iter_mut().for_each(|(child, _)| drop(child.kill()));
             }
             let leader = self.ranks.first().filter(|(_, ended)| ended.is_none()).map(|(child, _)| child.id());

@@ -7,6 +7,7 @@
 //! proof.rs        both sides of a connection prove that they know the token of the run
 //! tcp.rs          the communicator: one connection for each pair, heartbeats, failure
 //! wire.rs         messages on a connection
+//! work.rs         how ranks get on with their steps, and when one hangs
 //! ```
 //!
 //! Connections are authenticated, not encrypted: like NCCL and MPI they are for a network whose machines trust each other.
@@ -18,6 +19,7 @@ mod meet;
 mod proof;
 mod tcp;
 mod wire;
+mod work;
 
 pub use environment::Environment;
 pub use launch::{Local, launch};

@@ -3,6 +3,7 @@
 use crate::proof::{self, Hello};
 use crate::tcp::{Peer, TcpRanks};
 use crate::{Environment, host};
+use ironhorse_core::ranks::RESUMABLE;
 use ironhorse_core::{Error, Place, Result};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
@@ -14,6 +15,8 @@ use std::time::{Duration, Instant};
 const AGAIN: Duration = Duration::from_millis(100);
 /// Strangers that are answered at a time.
 const STRANGERS: usize = 64;
+/// Files that a run has open besides its connections, at most: shards of data, checkpoints, libraries, devices.
+const OTHER_FILES: u64 = 1024;
 /// The longest table of ranks.
 const MOST: usize = 1 << 22;
 
@@ -58,6 +61,32 @@ fn listen(port: u16) -> io::Result<TcpListener> {
     }
 }
 
+/// The socket that the launcher left as standard input, which is empty from then on: what this process starts must not get it, and
+/// it is closed when all have come.
+#[cfg(unix)]
+fn take_stdin() -> io::Result<TcpListener> {
+    use std::os::fd::AsFd;
+    let given = io::stdin().as_fd().try_clone_to_owned()?;
+    rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
+    Ok(TcpListener::from(given))
+}
+
+/// Allows this process as many open files as the system lets it have, where the usual limit is below what so many ranks need.
+fn allow_descriptors(world: usize) {
+    #[cfg(unix)]
+    {
+        use rustix::process::{Resource, getrlimit, setrlimit};
+        let mut limit = getrlimit(Resource::Nofile);
+        let needed = world as u64 + OTHER_FILES;
+        if limit.current.is_some_and(|current| current < needed) {
+            limit.current = limit.maximum;
+            let _ = setrlimit(Resource::Nofile, limit); // else a connection is refused, and says so
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = world;
+}
+
 /// Where a rank is for one that reached rank 0 at `leader`: ranks on the machine of rank 0 may have come to it by a loopback address,
 /// which elsewhere means another machine.
 fn seen_from(leader: IpAddr, row: SocketAddr) -> SocketAddr {
@@ -89,6 +118,7 @@ impl Meeting<'_> {
     pub fn meet(&self) -> Result<TcpRanks> {
         let Place { rank, world } = self.environment.place;
         let until = Instant::now() + self.patience;
+        allow_descriptors(world);
         let mut peers = if rank == 0 { self.lead(until)? } else { self.follow(until)? };
         peers.sort_by_key(|peer| peer.rank);
         debug_assert_eq!(peers.len() + 1, world);
@@ -122,9 +152,7 @@ impl Meeting<'_> {
         let Environment { port, listens_on_stdin, by, .. } = self.environment;
         #[cfg(unix)]
         if *listens_on_stdin {
-            use std::os::fd::AsFd;
-            let given = io::stdin().as_fd().try_clone_to_owned();
-            return given.map(TcpListener::from).map_err(|error| io_error("the launcher's socket", &error));
+            return take_stdin().map_err(|error| io_error("the launcher's socket", &error));
         }
         #[cfg(not(unix))]
         let _ = listens_on_stdin;
@@ -258,6 +286,7 @@ impl Meeting<'_> {
                 rank: hello.rank,
                 host: hello.host.clone(),
                 what: format!("it left while the ranks were meeting ({error})"),
+                code: RESUMABLE,
             };
             stream.write_all(&message).map_err(|error| lost(&error))?;
             peers.push(Peer { rank: hello.rank, host: hello.host.clone(), stream });
@@ -342,6 +371,7 @@ impl Meeting<'_> {
             rank: 0,
             host: self.environment.address.clone(),
             what: format!("it left while the ranks were meeting ({error})"),
+            code: RESUMABLE,
         };
         leader.set_read_timeout(Some(AGAIN)).map_err(|error| lost(&error))?;
         let mut bytes = Vec::new();

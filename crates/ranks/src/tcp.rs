@@ -4,19 +4,19 @@
 //! ranks that are silent, or that make a step and do not get on with it. The first failure is the one that counts: it is told to all, and every call fails with it.
 
 use crate::wire::{self, Kind, Pulse, Writer};
+use crate::work::{OwnWork, Work};
+use ironhorse_core::ranks::{AT_FIRST, RESUMABLE, Watched};
 use ironhorse_core::{Communicator, Error, Place, Result};
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often a call that waits looks for a failure.
 const LOOK: Duration = Duration::from_millis(50);
-/// A call that waits and has not looked for so long hangs.
-const LOOK_AGAIN: Duration = Duration::from_secs(2);
 /// Heartbeats come at least this often.
 const BEAT: Duration = Duration::from_secs(5);
 /// How long a rank that notices a closed connection waits for another's word about the cause.
@@ -28,6 +28,8 @@ pub struct Blame {
     rank: usize,
     host: String,
     what: String,
+    /// The exit code of the run.
+    code: u8,
 }
 
 /// Another rank.
@@ -37,47 +39,16 @@ pub(crate) struct Peer {
     pub stream: TcpStream,
 }
 
-/// A connection and what arrived on it.
+/// A connection and what arrived on it. One descriptor for all who use it: there are as many connections as ranks.
 struct Link {
     host: String,
+    stream: Arc<TcpStream>,
     writer: Mutex<Writer>,
-    /// Only to be shut down.
-    handle: TcpStream,
     arrived: Mutex<Receiver<Vec<u8>>>,
     /// Milliseconds after the start at which something arrived last.
     heard: AtomicU64,
     finished: AtomicBool,
     work: Work,
-}
-
-/// How a rank gets on with its work, as far as it is known.
-#[derive(Default)]
-struct Work {
-    /// How often it has got on.
-    count: AtomicU64,
-    /// It makes a step, and waits for nobody.
-    works: AtomicBool,
-    /// Milliseconds after the start at which it got on, or did not work.
-    at: AtomicU64,
-}
-
-impl Work {
-    /// Takes what is known now, and gives how many milliseconds the rank has worked without getting on.
-    fn update(&self, pulse: Pulse, now: u64) -> u64 {
-        let before = self.count.swap(pulse.count, Ordering::Relaxed);
-        let worked = self.works.swap(pulse.works, Ordering::Relaxed);
-        if before != pulse.count || !pulse.works || !worked {
-            self.at.store(now, Ordering::Relaxed);
-        }
-        self.stuck(now)
-    }
-
-    fn stuck(&self, now: u64) -> u64 {
-        match self.works.load(Ordering::Relaxed) {
-            true => now.saturating_sub(self.at.load(Ordering::Relaxed)),
-            false => 0,
-        }
-    }
 }
 
 /// What the threads of a rank share.
@@ -89,13 +60,8 @@ struct Shared {
     links: Vec<Option<Link>>,
     failure: OnceLock<Blame>,
     done: AtomicBool,
-    /// How this rank gets on.
-    count: AtomicU64,
-    in_step: AtomicBool,
-    /// Calls that wait for another rank.
-    waiting: AtomicUsize,
-    /// Milliseconds after the start at which such a call looked around last.
-    looked: AtomicU64,
+    own: OwnWork,
+    /// How this rank gets on, as the others see it.
     work: Work,
 }
 
@@ -112,17 +78,17 @@ impl TcpRanks {
     /// Takes over connections to all other ranks. A rank that is silent for `timeout` is lost.
     pub(crate) fn new(place: Place, timeout: Duration, peers: Vec<Peer>) -> std::io::Result<Self> {
         let mut links: Vec<Option<Link>> = (0..place.world).map(|_| None).collect();
-        let mut readers: Vec<(usize, TcpStream, Sender<Vec<u8>>)> = Vec::new();
+        let mut readers: Vec<(usize, Arc<TcpStream>, Sender<Vec<u8>>)> = Vec::new();
         for Peer { rank, host, stream } in peers {
             stream.set_nodelay(true)?;
             stream.set_read_timeout(None)?;
             stream.set_write_timeout(Some(LOOK))?;
-            let (sender, arrived) = channel();
-            readers.push((rank, stream.try_clone()?, sender));
+            let ((sender, arrived), stream) = (channel(), Arc::new(stream));
+            readers.push((rank, stream.clone(), sender));
             links[rank] = Some(Link {
                 host,
-                handle: stream.try_clone()?,
-                writer: Mutex::new(Writer::new(stream)),
+                writer: Mutex::new(Writer::new(stream.clone())),
+                stream,
                 arrived: Mutex::new(arrived),
                 heard: AtomicU64::new(0),
                 finished: AtomicBool::new(false),
@@ -136,17 +102,14 @@ impl TcpRanks {
             links,
             failure: OnceLock::new(),
             done: AtomicBool::new(false),
-            count: AtomicU64::new(0),
-            in_step: AtomicBool::new(false),
-            waiting: AtomicUsize::new(0),
-            looked: AtomicU64::new(0),
+            own: OwnWork::default(),
             work: Work::default(),
         });
         for (rank, stream, sender) in readers {
             let shared = shared.clone();
             std::thread::Builder::new()
                 .name(format!("rank {rank}"))
-                .spawn(move || shared.listen(rank, stream, &sender))?;
+                .spawn(move || shared.listen(rank, &stream, &sender))?;
         }
         let beating = shared.clone();
         std::thread::Builder::new().name("heartbeat".into()).spawn(move || beating.beat())?;
@@ -167,7 +130,7 @@ impl TcpRanks {
 impl TcpRanks {
     /// The addresses of the connection to each rank, here and there; `None` for this rank itself.
     pub fn addresses(&self) -> Vec<Option<[SocketAddr; 2]>> {
-        let of = |link: &Link| Some([link.handle.local_addr().ok()?, link.handle.peer_addr().ok()?]);
+        let of = |link: &Link| Some([link.stream.local_addr().ok()?, link.stream.peer_addr().ok()?]);
         self.shared.links.iter().map(|link| link.as_ref().and_then(of)).collect()
     }
 }
@@ -178,10 +141,10 @@ impl Shared {
     }
 
     /// Reads what a rank sends until it has finished or is lost.
-    fn listen(&self, rank: usize, mut stream: TcpStream, sender: &Sender<Vec<u8>>) {
+    fn listen(&self, rank: usize, stream: &TcpStream, sender: &Sender<Vec<u8>>) {
         let Some(link) = &self.links[rank] else { return };
         loop {
-            match wire::read(&mut stream) {
+            match wire::read(stream) {
                 Ok((kind, bytes)) => {
                     link.heard.store(self.now(), Ordering::Relaxed);
                     match kind {
@@ -209,12 +172,17 @@ impl Shared {
                             }
                             _ => format!("the connection to it is lost ({error})"),
                         };
-                        self.fail(Blame { rank, host: link.host.clone(), what });
+                        self.lose(rank, &link.host, what);
                     }
                     return;
                 }
             }
         }
+    }
+
+    /// A rank is lost: the run can be resumed.
+    fn lose(&self, rank: usize, host: &str, what: String) {
+        self.fail(Blame { rank, host: host.to_owned(), what, code: RESUMABLE });
     }
 
     /// Remembers the first failure and tells the others.
@@ -248,15 +216,15 @@ impl Shared {
             if slept > every.as_millis() as u64 * 3 {
                 for link in self.links.iter().flatten() {
                     link.heard.store(looked, Ordering::Relaxed);
-                    link.work.at.store(looked, Ordering::Relaxed);
+                    link.work.forgive(looked);
                 }
-                self.work.at.store(looked, Ordering::Relaxed);
+                self.work.forgive(looked);
             }
             if Instant::now() < next {
                 continue;
             }
             next = Instant::now() + every;
-            let pulse = self.pulse();
+            let pulse = self.own.pulse(self.now());
             self.work.update(pulse, self.now());
             for (rank, link) in self.links.iter().enumerate() {
                 let Some(link) = link else { continue };
@@ -270,20 +238,11 @@ impl Shared {
                 if silent > self.timeout.as_millis() as u64 && !link.finished.load(Ordering::Relaxed) {
                     let seconds = self.timeout.as_secs_f64();
                     let what = format!("nothing was heard of it for {seconds} s (--rank-timeout)");
-                    self.fail(Blame { rank, host: link.host.clone(), what });
+                    self.lose(rank, &link.host, what);
                 }
             }
             self.look_for_stuck();
         }
-    }
-
-    /// How this rank gets on.
-    fn pulse(&self) -> Pulse {
-        let count = self.count.load(Ordering::Relaxed);
-        // one that hangs while it waits looks no more
-        let looked = self.now().saturating_sub(self.looked.load(Ordering::Relaxed));
-        let waits = self.waiting.load(Ordering::Relaxed) > 0 && looked < LOOK_AGAIN.as_millis() as u64;
-        Pulse { count, works: self.in_step.load(Ordering::Relaxed) && !waits }
     }
 
     /// Looks for ranks that make a step and have not got on for too long. Where one hangs on a GPU all of them do: it is the one that
@@ -295,14 +254,19 @@ impl Shared {
             Some(link) => (rank, &link.host, &link.work),
             None => (rank, &here, &self.work),
         });
-        let stuck = works.filter(|(_, _, work)| work.stuck(now) > limit);
-        let least = stuck.min_by_key(|(rank, _, work)| (work.count.load(Ordering::Relaxed), *rank));
-        if let Some((rank, host, _)) = least {
-            let seconds = self.timeout.as_secs_f64();
+        let stuck = works.filter_map(|(rank, host, work)| Some((rank, host, work, work.stuck(limit, now)?)));
+        let least = stuck.min_by_key(|(rank, _, work, _)| (work.count(), *rank));
+        if let Some((rank, host, _, limits)) = least {
+            let seconds = self.timeout.as_secs_f64() * f64::from(limits);
+            let first = if limits > 1 {
+                format!(", {limits} times as long for the first steps")
+            } else {
+                String::new()
+            };
             let what = format!(
-                "its process lives, but it has not got on with its step for {seconds} s (--rank-timeout): does its device or its file system hang?"
+                "its process lives, but it has not got on with its step for {seconds} s (--rank-timeout{first}): does its device or its file system hang?"
             );
-            self.fail(Blame { rank, host: host.clone(), what });
+            self.lose(rank, host, what);
         }
     }
 
@@ -310,7 +274,7 @@ impl Shared {
     fn check(&self) -> Result<()> {
         match self.failure.get().cloned() {
             None => Ok(()),
-            Some(Blame { rank, host, what }) => Err(Error::RankLost { rank, host, what }),
+            Some(Blame { rank, host, what, code }) => Err(Error::RankLost { rank, host, what, code }),
         }
     }
 
@@ -324,15 +288,15 @@ impl Shared {
             std::thread::sleep(LOOK);
         }
         let host = self.links[rank].as_ref().map_or_else(String::new, |link| link.host.clone());
-        Error::RankLost { rank, host, what: "it does not take messages".into() }
+        Error::RankLost { rank, host, what: "it does not take messages".into(), code: RESUMABLE }
     }
 
     fn send(&self, rank: usize, bytes: &[u8]) -> Result<()> {
         self.check()?;
         let Some(link) = &self.links[rank] else { return Ok(()) };
-        let _waits = self.waits();
+        let _waits = self.own.waits(self.now());
         let go_on = |_| {
-            self.looks();
+            self.own.looks(self.now());
             self.failure.get().is_none()
         };
         let sent = lock(&link.writer).write(&[&wire::header(Kind::Data, bytes.len()), bytes], &go_on);
@@ -341,20 +305,20 @@ impl Shared {
 
     fn receive(&self, rank: usize) -> Result<Vec<u8>> {
         let Some(link) = &self.links[rank] else { return Ok(Vec::new()) };
-        let _waits = self.waits();
+        let _waits = self.own.waits(self.now());
         let arrived = lock(&link.arrived);
         loop {
             match arrived.recv_timeout(LOOK) {
                 Ok(bytes) => return Ok(bytes),
                 Err(RecvTimeoutError::Timeout) => {
-                    self.looks();
+                    self.own.looks(self.now());
                     self.check()?;
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     if link.finished.load(Ordering::Relaxed) {
                         let what =
                             "it has finished, and this rank has not: they did not do the same".to_owned();
-                        return Err(Error::RankLost { rank, host: link.host.clone(), what });
+                        return Err(Error::RankLost { rank, host: link.host.clone(), what, code: RESUMABLE });
                     }
                     return Err(self.lost(rank));
                 }
@@ -362,31 +326,10 @@ impl Shared {
         }
     }
 
-    /// Says, until it is dropped, that this rank waits for another.
-    fn waits(&self) -> Waits<'_> {
-        self.looks();
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        Waits(self)
-    }
-
-    fn looks(&self) {
-        self.looked.store(self.now(), Ordering::Relaxed);
-    }
-
     /// The other ranks, beginning with the next one: not all send to the same at once.
     fn others(&self) -> impl Iterator<Item = usize> {
         let Place { rank, world } = self.place;
         (1..world).map(move |next| (rank + next) % world)
-    }
-}
-
-/// A call that waits for another rank.
-struct Waits<'a>(&'a Shared);
-
-impl Drop for Waits<'_> {
-    fn drop(&mut self) {
-        self.0.count.fetch_add(1, Ordering::Relaxed);
-        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -433,19 +376,30 @@ impl Communicator for TcpRanks {
         self.shared.check().err()
     }
 
-    fn give_up(&self, why: &str) {
+    fn give_up(&self, why: &str, code: u8) {
         if self.shared.failure.get().is_none() {
-            let blame = Blame { rank: self.shared.place.rank, host: crate::host(), what: why.to_owned() };
-            self.shared.fail(blame);
+            let (rank, host) = (self.shared.place.rank, crate::host());
+            self.shared.fail(Blame { rank, host, what: why.to_owned(), code });
         }
     }
 
-    fn in_step(&self, begins: bool) {
-        self.shared.in_step.store(begins, Ordering::Relaxed);
+    fn in_step(&self, step: Option<Watched>) {
+        self.shared.own.in_step(step);
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        Some(self.shared.timeout * AT_FIRST)
+    }
+
+    fn whereabouts(&self) -> Vec<String> {
+        let hosts = self.hosts().into_iter().zip(self.addresses()).enumerate();
+        hosts
+            .filter_map(|(rank, (host, at))| Some(format!("rank {rank} on {host} at {}", at?[1].ip())))
+            .collect()
     }
 
     fn gets_on(&self) {
-        self.shared.count.fetch_add(1, Ordering::Relaxed);
+        self.shared.own.gets_on();
     }
 }
 
@@ -458,27 +412,7 @@ impl Drop for TcpRanks {
             if !failed {
                 let _ = lock(&link.writer).write(&[&wire::header(Kind::Goodbye, 0)], &|_| false);
             }
-            let _ = link.handle.shutdown(Shutdown::Write);
+            let _ = link.stream.shutdown(Shutdown::Write);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_rank_that_works_and_does_not_get_on_is_stuck() {
-        let work = Work::default();
-        let pulse = |count, works| Pulse { count, works };
-        assert_eq!(work.update(pulse(0, false), 1000), 0, "between steps nobody is watched");
-        assert_eq!(work.update(pulse(0, true), 5000), 0, "the step begins");
-        assert_eq!(work.update(pulse(0, true), 7000), 2000);
-        assert_eq!(work.update(pulse(1, true), 8000), 0, "it got on");
-        assert_eq!(work.update(pulse(1, true), 9000), 1000);
-        assert_eq!(work.stuck(9500), 1500, "also where no heartbeat has come since");
-        assert_eq!(work.update(pulse(1, false), 9900), 0, "it waits for another");
-        assert_eq!(work.update(pulse(2, true), 12_000), 0);
-        assert_eq!(work.update(pulse(2, true), 12_500), 500);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
 
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +31,8 @@ const MOST: u64 = 1 << 33;
 pub struct Pulse {
     /// How often it has got on.
     pub count: u64,
-    /// Whether it is its turn: it makes a step, and waits for nobody.
-    pub works: bool,
+    /// 0 unless it is its turn: it makes a step, and waits for nobody. Else how many times the usual limit it has to get on.
+    pub limits: u8,
 }
 
 impl Pulse {
@@ -42,14 +43,14 @@ impl Pulse {
         let mut message = [0; 9 + Self::BYTES];
         message[..9].copy_from_slice(&header(Kind::Heartbeat, Self::BYTES));
         message[9..17].copy_from_slice(&self.count.to_le_bytes());
-        message[17] = u8::from(self.works);
+        message[17] = self.limits;
         message
     }
 
     /// What a message says.
     pub fn read(bytes: &[u8]) -> Option<Self> {
-        let (count, works) = bytes.split_first_chunk()?;
-        Some(Self { count: u64::from_le_bytes(*count), works: *works == [1] })
+        let (count, limits) = bytes.split_first_chunk()?;
+        Some(Self { count: u64::from_le_bytes(*count), limits: *limits.first()? })
     }
 }
 
@@ -62,7 +63,7 @@ pub fn header(kind: Kind, length: usize) -> [u8; 9] {
 }
 
 /// Reads one message; waits for it.
-pub fn read(from: &mut TcpStream) -> io::Result<(Kind, Vec<u8>)> {
+pub fn read(mut from: &TcpStream) -> io::Result<(Kind, Vec<u8>)> {
     let mut header = [0; 9];
     from.read_exact(&mut header)?;
     let [kind, length @ ..] = header;
@@ -81,13 +82,13 @@ pub fn read(from: &mut TcpStream) -> io::Result<(Kind, Vec<u8>)> {
 
 /// The side of a connection that sends. What follows half a message would be taken for its other half, so nothing does.
 pub struct Writer {
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
     cut: bool,
 }
 
 impl Writer {
     /// Sends on a connection whose timeout of writing says how often `go_on` is asked.
-    pub fn new(stream: TcpStream) -> Self {
+    pub fn new(stream: Arc<TcpStream>) -> Self {
         Self { stream, cut: false }
     }
 
@@ -101,7 +102,7 @@ impl Writer {
         for part in parts {
             let mut bytes = *part;
             while !bytes.is_empty() {
-                let error = match self.stream.write(bytes) {
+                let error = match (&*self.stream).write(bytes) {
                     Ok(0) => io::ErrorKind::WriteZero.into(),
                     Ok(count) => {
                         (begun, bytes) = (true, &bytes[count..]);
@@ -134,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_pulse_is_read_as_it_was_sent() {
-        for pulse in [Pulse { count: 1 << 40, works: true }, Pulse::default()] {
+        for pulse in [Pulse { count: 1 << 40, limits: 10 }, Pulse::default()] {
             assert_eq!(Pulse::read(&pulse.message()[9..]), Some(pulse));
         }
         assert_eq!(Pulse::read(&[]), None);
@@ -144,9 +145,9 @@ mod tests {
     fn nothing_follows_half_a_message() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (mut reader, _) = listener.accept().unwrap();
+        let (reader, _) = listener.accept().unwrap();
         stream.set_write_timeout(Some(Duration::from_millis(10))).unwrap();
-        let mut writer = Writer::new(stream);
+        let mut writer = Writer::new(Arc::new(stream));
         let large = vec![7; 64 << 20]; // more than the system keeps for both sides
         let message = header(Kind::Data, large.len());
         let error = writer.write(&[&message, &large], &|begun| !begun).unwrap_err();
@@ -154,7 +155,7 @@ mod tests {
         let beat = writer.write(&[&Pulse::default().message()], &|_| true).unwrap_err();
         assert_eq!(beat.kind(), io::ErrorKind::BrokenPipe);
         drop(writer);
-        let error = read(&mut reader).unwrap_err();
+        let error = read(&reader).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "a part is not taken for the whole");
     }
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
+use ironhorse_core::ranks::Watched;
 use ironhorse_core::{Communicator, Error, Place};
 use ironhorse_ranks::{Environment, Meeting, TcpRanks};
 use std::io::Write;
@@ -17,6 +18,7 @@ fn environment(rank: usize, world: usize, port: u16, token: &str) -> Environment
     Environment {
         place: Place { rank, world },
         local_rank: rank,
+        local_world: None,
         address: "127.0.0.1".into(),
         port,
         token: token.into(),
@@ -139,10 +141,15 @@ fn a_rank_that_does_not_come_is_named() {
 fn the_others_learn_who_gave_up_and_why() {
     let texts = world(3, &USUAL, |ranks| {
         if ranks.place().rank == 1 {
-            ranks.give_up("its disk is full");
+            ranks.give_up("its disk is full", 2);
             return String::new();
         }
-        ranks.share(b"waiting").unwrap_err().to_string()
+        let error = ranks.share(b"waiting").unwrap_err();
+        assert!(
+            matches!(error, Error::RankLost { rank: 1, code: 2, .. }),
+            "the code goes with the blame: {error:?}"
+        );
+        error.to_string()
     });
     for text in [&texts[0], &texts[2]] {
         assert!(text.starts_with("rank 1 on ") && text.ends_with(": its disk is full"), "{text}");
@@ -186,7 +193,7 @@ fn two_runs_on_one_port_do_not_meet() {
 fn a_rank_that_lives_but_hangs_in_its_step_is_lost() {
     let asked = Asked { timeout: Duration::from_secs(2), ..USUAL };
     let texts = world(3, &asked, |ranks| {
-        ranks.in_step(true);
+        ranks.in_step(Some(Watched { step: 5, first: false }));
         if ranks.place().rank == 1 {
             // neither gets on nor waits, like a process whose GPU hangs; its other threads go on
             let until = Instant::now() + Duration::from_secs(30);

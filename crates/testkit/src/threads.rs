@@ -1,5 +1,6 @@
 //! Ranks that are threads of one process, to test what they compute without a network.
 
+use ironhorse_core::ranks::RESUMABLE;
 use ironhorse_core::{Communicator, Error, Place, Result};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,7 +33,8 @@ pub fn thread_ranks(world: usize) -> Vec<Arc<dyn Communicator>> {
 
 impl ThreadRank {
     fn lost(&self, rank: usize) -> Error {
-        Error::RankLost { rank, host: "this process".into(), what: "its thread has ended".into() }
+        let (host, what) = ("this process".into(), "its thread has ended".into());
+        Error::RankLost { rank, host, what, code: RESUMABLE }
     }
 
     fn receive(&self, rank: usize) -> Result<Vec<u8>> {
@@ -68,5 +70,5 @@ impl Communicator for ThreadRank {
         (0..self.place.world).map(|rank| self.receive(rank)).collect()
     }
 
-    fn give_up(&self, _why: &str) {}
+    fn give_up(&self, _why: &str, _code: u8) {}
 }

@@ -32,6 +32,7 @@ Beside these, from the beginning, as far as they need nothing of them; their out
   kernels  the CUDA kernels compiled for sm_80 and sm_90a (see cargo xtask kernels); needs no GPU
   doctest  the examples in the documentation
   torture  10 training runs of the binary, killed at random moments and resumed (see cargo xtask torture)
+  torture-ranks  2 runs of four ranks, one of which is killed; other numbers of them go on
 
 Binary and wheel are built like the tests (profile dev, optimised) and for the whole workspace, so that nothing is compiled
 twice. At the end a table shows the stages with their times; the last line is `N passed, N failed`, with `, N skipped` if
@@ -41,7 +42,7 @@ failure.
 Usage: cargo xtask test [--quick | --all] [--no-python] [--stage NAME]... [--json FILE]
 
   --quick        while editing: fmt, build and test with unit tests only (not those of testkit), and setup to mypy
-  --all          before a release: the tests that take minutes, all kernels for all six architectures, 100 torture runs;
+  --all          before a release: the tests that take minutes, all kernels for all six architectures, 100 torture runs and 20 of ranks;
                  tests compiled by rustc itself, binary and wheel in the release profile
   --no-python    skip setup, ruff, ruff-fmt, mypy, kernels, wheel and pytest
   --stage NAME   run only this stage; may be given several times
@@ -73,6 +74,11 @@ impl Depth {
 
     fn torture_rounds(self) -> u64 {
         if self == Self::All { 100 } else { 10 }
+    }
+
+    /// Four processes share the cores, so a round takes longer.
+    fn torture_rounds_of_ranks(self) -> u64 {
+        if self == Self::All { 20 } else { 2 }
     }
 
     /// The cargo command that compiles the tests: everything, or in the inner loop only unit tests.
@@ -112,6 +118,7 @@ pub enum Work {
     Build,
     Tests,
     Torture,
+    TortureRanks,
     Wheel,
     Pytest,
 }
@@ -119,7 +126,7 @@ pub enum Work {
 /// The seed of the random moments at which the torture stage kills a run.
 const TORTURE_SEED: u64 = 1;
 
-pub const STAGES: [Stage; 12] = [
+pub const STAGES: [Stage; 13] = [
     Stage::cargo("fmt", Work::Fmt).quick(),
     Stage::cargo("build", Work::Build).quick(),
     Stage::cargo("test", Work::Tests).quick(),
@@ -131,6 +138,7 @@ pub const STAGES: [Stage; 12] = [
     Stage::beside("kernels", Work::Kernels, &["setup"]).of_python(),
     Stage::beside("doctest", Work::Doctest, &["build"]),
     Stage::beside("torture", Work::Torture, &["build"]),
+    Stage::beside("torture-ranks", Work::TortureRanks, &["build"]),
     Stage { needs: &["setup"], ..Stage::cargo("wheel", Work::Wheel).of_python() },
     Stage { needs: &["setup"], ..Stage::cargo("pytest", Work::Pytest).of_python() },
 ];
@@ -277,6 +285,11 @@ pub fn command(repo: &Repo, work: Work, depth: Depth) -> Result<(Command, Dialec
             let flags = ["--device=cpu".to_owned()];
             let binary = built(repo, depth.profile())?;
             Ok((torture::command(&binary, depth.torture_rounds(), TORTURE_SEED, &flags), Dialect::Torture))
+        }
+        Work::TortureRanks => {
+            let flags = ["--device=cpu", "--ranks=4", "--steps=12"].map(str::to_owned);
+            let (binary, rounds) = (built(repo, depth.profile())?, depth.torture_rounds_of_ranks());
+            Ok((torture::command(&binary, rounds, TORTURE_SEED, &flags), Dialect::Torture))
         }
         other => bail!("{other:?} is not one program"),
     }

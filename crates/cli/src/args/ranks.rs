@@ -22,14 +22,14 @@ pub struct RankArgs {
     pub ranks: Option<usize>,
     /// What each process keeps of what training needs besides the weights [default: state; none with --optimizer muon]
     #[arg(long, value_enum)]
-    #[serde(skip)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub shard: Option<ShardArg>,
     /// The order in which the gradients of micro-steps are added
     #[arg(long, value_enum, default_value_t = SumArg::Tree)]
     pub sum: SumArg,
     /// A process of which nothing is heard for this long is lost, and ends the others with exit code 3
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = number::duration)]
-    #[serde(skip)]
+    #[serde(serialize_with = "number::as_seconds")]
     pub rank_timeout: Duration,
     /// Processes of a machine, whose links are the fastest: they add up gradients before these leave it [default: those with the
     /// same host name]
@@ -38,7 +38,7 @@ pub struct RankArgs {
     pub local_ranks: Option<usize>,
     /// Gradients that are exchanged at a time, beside the backward: at least 256 KiB for each process
     #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = number::bytes)]
-    #[serde(skip)]
+    #[serde(serialize_with = "number::as_bytes")]
     pub bucket: u64,
 }
 

@@ -96,6 +96,9 @@ fn ranks_stop_with_a_checkpoint_when_their_launcher_is_gone() {
     let running = endless(&place, "--ranks 2");
     let ranks = ranks_of(running.id());
     assert_eq!(ranks.len(), 2);
+    // the socket on which rank 0 met the others is closed, not the standard input of what it starts
+    let stdin = std::fs::read_link(format!("/proc/{}/fd/0", ranks[0].1.as_raw_nonzero())).unwrap();
+    assert_eq!(stdin.to_str(), Some("/dev/null"));
     running.signal(Signal::KILL);
     for (_, rank) in ranks {
         wait_for_end(rank, || said(&place, "run"));
@@ -236,6 +239,11 @@ fn ranks_that_do_not_do_the_same_are_refused_before_the_first_step() {
         ("--seed 9", "seed"),
         ("--data other.bin", "the data"),
         ("--val-data other.bin", "the validation data"),
+        // what would make ranks wait for each other for ever
+        ("--shard none", "shard"),
+        ("--bucket 1MiB", "bucket"),
+        ("--local-ranks 1", "local-ranks"),
+        ("--accumulate 8", "accumulate"),
     ] {
         let place = Place::new();
         let write = |name: &str, first: u16| {
@@ -256,7 +264,7 @@ fn ranks_that_do_not_do_the_same_are_refused_before_the_first_step() {
         let leader = Running::spawn(&place, as_rank(&place, &line(""), &torchrun(0, port)));
         let follower = Running::spawn(&place, as_rank(&place, &line(other), &torchrun(1, port)));
         for done in [leader.end(), follower.end()] {
-            assert!(matches!(done.code, Some(2 | 3)), "{}", done.stderr);
+            assert_eq!(done.code, Some(2), "could not run, whoever noticed it first: {}", done.stderr);
             assert!(
                 done.stderr.contains(&format!("rank 1 differs from rank 0 in {what}")),
                 "{}",
@@ -265,6 +273,44 @@ fn ranks_that_do_not_do_the_same_are_refused_before_the_first_step() {
         }
         assert!(!place.path("run").exists());
     }
+}
+
+/// How ranks work together stays as it was, unless a flag says otherwise; checkpoints do not know it.
+#[test]
+fn a_resumed_run_keeps_how_its_ranks_work() {
+    let place = Place::new();
+    let how = "--shard grads --bucket 1MiB --rank-timeout 90s";
+    place.does(&format!("train {TINY} --val-batches 0 --steps 2 --ranks 2 {how} --out run"));
+    let config = || String::from_utf8(place.read("run/config.toml")).unwrap();
+    for line in ["shard = \"grads\"", "bucket = \"1MiB\"", "rank-timeout = \"90s\""] {
+        assert!(config().contains(line), "{line}: {}", config());
+    }
+    let done = place.does("train --resume run --ranks 4 --steps 4");
+    assert!(!done.stderr.contains("bucket"), "{}", done.stderr);
+    let done = place.does("train --resume run --ranks 2 --shard state --steps 6");
+    assert!(done.stderr.contains("changed: shard: \"grads\" → \"state\""), "{}", done.stderr);
+    assert!(config().contains("shard = \"state\""), "{}", config());
+    place.does(&format!("train {TINY} --val-batches 0 --steps 6 --out whole"));
+    assert_equal(&place.path("run"), &place.path("whole"), 6);
+}
+
+/// A folder that rank 1 has of its own is not the run's.
+#[test]
+fn a_folder_that_is_not_shared_is_refused_before_the_first_step() {
+    let (place, other) = (Place::new(), Place::new());
+    let port = free_port();
+    let line = format!("train {TINY} --steps 3 --rank-timeout 2s --out run");
+    let ranks = [(0, &place), (1, &other)]
+        .map(|(rank, place)| Running::spawn(place, as_rank(place, &line, &torchrun(rank, port))));
+    for done in ranks.map(Running::end) {
+        assert_eq!(done.code, Some(2), "{}", done.stderr);
+        assert!(
+            done.stderr.contains("rank 1 on ") && done.stderr.contains("that all machines share"),
+            "{}",
+            done.stderr
+        );
+    }
+    assert!(!place.path("run").exists() && !other.path("run").exists());
 }
 
 #[test]
@@ -276,6 +322,7 @@ fn what_cannot_be_shared_is_refused() {
         ("--ranks 2 --optimizer muon --shard state", "use --shard none"),
         ("--ranks 2 --rampup-steps 2", "--rampup-steps needs one process"),
         ("--ranks 0", "at least 1"),
+        ("--gpus 64", "--gpus 64"),
     ] {
         let done = place.runs(&format!("train {TINY} --steps 3 --out run {flags}"));
         assert_eq!(done.code, Some(2), "{}", done.stderr);

@@ -330,6 +330,8 @@ fn doctor_checks_ranks() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
+    let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("{part}: {text}"));
+    assert!(at("connection of rank 1") < at("exchange: 64"), "who reaches whom comes first: {text}");
     let report = place.json("d.json");
     assert_eq!(report["world"], 2);
     for rank in report["ranks"].as_array().unwrap() {

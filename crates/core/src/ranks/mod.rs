@@ -20,6 +20,7 @@ pub use slices::{PIECE_ELEMENTS, Slices};
 pub use tree::{Move, Row, SumTree};
 
 use crate::{Error, Result};
+use std::time::Duration;
 
 /// Which of how many processes this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +115,22 @@ impl Shard {
     }
 }
 
+/// The exit code of a run that was stopped, or that a lost rank has ended: it can be resumed.
+pub const RESUMABLE: u8 = 3;
+/// The exit code of what could not run.
+pub const COULD_NOT_RUN: u8 = 2;
+/// How many times as long as any other step the first ones may take: kernels are compiled, algorithms are chosen and links are made.
+pub const AT_FIRST: u32 = 10;
+
+/// A step that the ranks watch each other make: one that neither gets on nor waits for another is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watched {
+    /// Its number. Where all of them hang, the one that has come least far is to blame.
+    pub step: u64,
+    /// Whether it may take [`AT_FIRST`] times as long.
+    pub first: bool,
+}
+
 /// How the processes of a run talk. All of them call the same methods in the same order; a call returns when this process
 /// has what it needs, and fails within the run's time limit when another process is lost.
 pub trait Communicator: Send + Sync {
@@ -132,12 +149,22 @@ pub trait Communicator: Send + Sync {
         None
     }
 
-    /// Tells the others that this one cannot go on, so that they need not wait for it. Does not wait.
-    fn give_up(&self, why: &str);
+    /// Tells the others that this one cannot go on, so that they need not wait for it, and the exit code of the run. Does not wait.
+    fn give_up(&self, why: &str, code: u8);
 
-    /// A step begins (`true`) or has ended. While one is made, a rank that neither gets on nor waits for another is lost: its
+    /// A step begins, or has ended (`None`). While one is made, a rank that neither gets on nor waits for another is lost: its
     /// process may live, but its device or file system does not answer.
-    fn in_step(&self, _begins: bool) {}
+    fn in_step(&self, _step: Option<Watched>) {}
+
+    /// How long what all ranks do once, at the start, may take; `None` without a limit.
+    fn patience(&self) -> Option<Duration> {
+        None
+    }
+
+    /// The other ranks, with host and address: for messages.
+    fn whereabouts(&self) -> Vec<String> {
+        Vec::new()
+    }
 
     /// This rank has got on: an op or a micro-step is done.
     fn gets_on(&self) {}
@@ -166,5 +193,5 @@ impl Communicator for Alone {
         Ok(vec![message.to_vec()])
     }
 
-    fn give_up(&self, _why: &str) {}
+    fn give_up(&self, _why: &str, _code: u8) {}
 }

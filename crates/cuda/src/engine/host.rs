@@ -42,6 +42,16 @@ impl Engine for CudaEngine {
         Ok(())
     }
 
+    fn choose(
+        &mut self,
+        program: &Program,
+        ops: Range<usize>,
+        scalars: &Scalars,
+    ) -> ironhorse_core::Result<()> {
+        self.prepare(program, ops, &[], scalars)?;
+        Ok(())
+    }
+
     fn choices(&self) -> Vec<(String, String)> {
         self.libraries.choices()
     }
@@ -54,20 +64,21 @@ impl Engine for CudaEngine {
     fn write(&mut self, slot: Slot, data: HostSlice<'_>) -> ironhorse_core::Result<()> {
         data.check(&slot)?;
         let size = slot.dtype.size();
-        Ok(self.upload(slot, |range, to| match data {
+        let done = self.upload(slot, |range, to| match data {
             HostSlice::F32(data) => to_device(slot.dtype, &data[range.start / size..range.end / size], to),
             HostSlice::I32(data) => {
                 let cells = to.as_chunks_mut().0.iter_mut().zip(&data[range.start / size..range.end / size]);
                 cells.for_each(|(cell, value)| *cell = value.to_le_bytes());
             }
             HostSlice::Bytes(data) => to.copy_from_slice(&data[range]),
-        })?)
+        });
+        self.explained(done)
     }
 
     fn read(&mut self, slot: Slot, mut out: HostSliceMut<'_>) -> ironhorse_core::Result<()> {
         out.check(&slot)?;
         let size = slot.dtype.size();
-        Ok(self.download(slot, |range, from| match &mut out {
+        let done = self.download(slot, |range, from| match &mut out {
             HostSliceMut::F32(out) => {
                 to_host(slot.dtype, from, &mut out[range.start / size..range.end / size]);
             }
@@ -79,7 +90,8 @@ impl Engine for CudaEngine {
                     .for_each(|(value, &cell)| *value = i32::from_le_bytes(cell));
             }
             HostSliceMut::Bytes(out) => out[range].copy_from_slice(from),
-        })?)
+        });
+        self.explained(done)
     }
 
     fn host_memory(&self) -> MakeHostMemory {
@@ -88,11 +100,13 @@ impl Engine for CudaEngine {
     }
 
     fn snapshot(&mut self, slots: &[Slot], memory: &mut dyn HostMemory) -> ironhorse_core::Result<()> {
-        Ok(self.copy_out(slots, memory)?)
+        let done = self.copy_out(slots, memory);
+        self.explained(done)
     }
 
     fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> ironhorse_core::Result<()> {
-        Ok(self.run_ranges(program, ops, &[], scalars)?)
+        let done = self.run_ranges(program, ops, &[], scalars);
+        self.explained(done)
     }
 
     fn run_beside(
@@ -102,12 +116,14 @@ impl Engine for CudaEngine {
         beside: &[Range<usize>],
         scalars: &Scalars,
     ) -> ironhorse_core::Result<()> {
-        Ok(self.run_ranges(program, ops, beside, scalars)?)
+        let done = self.run_ranges(program, ops, beside, scalars);
+        self.explained(done)
     }
 
     fn synchronize(&mut self) -> ironhorse_core::Result<()> {
         self.device.make_current()?;
-        Ok(self.fault_now()?)
+        let done = self.fault_now();
+        self.explained(done)
     }
 
     fn pick_token(
@@ -116,15 +132,18 @@ impl Engine for CudaEngine {
         vocab: usize,
         choice: &TokenChoice,
     ) -> ironhorse_core::Result<Option<u32>> {
-        Ok(self.pick(logits, vocab, choice).map(Some)?)
+        let done = self.pick(logits, vocab, choice).map(Some);
+        self.explained(done)
     }
 
     fn start_read(&mut self, slot: Slot) -> ironhorse_core::Result<Pending> {
-        Ok(self.begin_read(slot)?)
+        let done = self.begin_read(slot);
+        self.explained(done)
     }
 
     fn finish_read(&mut self, pending: Pending) -> ironhorse_core::Result<f32> {
-        Ok(self.end_read(pending)?)
+        let done = self.end_read(pending);
+        self.explained(done)
     }
 
     fn profile(

@@ -224,6 +224,7 @@ impl CudaEngine {
         beside: &[Range<usize>],
         scalars: &Scalars,
     ) -> Result<()> {
+        self.check_ranks()?; // a graph would be replayed with what an abort of NCCL has freed
         let key = self.prepare(program, ops, beside, scalars)?;
         let Some(lowered) = self.lowered.get_mut(&key) else { return Ok(()) };
         let streams =
@@ -232,11 +233,23 @@ impl CudaEngine {
         self.libraries.nccl.as_ref().map_or(Ok(()), |nccl| nccl.mark(&self.stream))
     }
 
+    fn check_ranks(&self) -> Result<()> {
+        self.libraries.nccl.as_ref().map_or(Ok(()), |nccl| nccl.check())
+    }
+
+    /// A result as the core knows it. Where ranks work together, an error of the device may be what a lost rank has left.
+    fn explained<T>(&self, result: Result<T>) -> ironhorse_core::Result<T> {
+        match (result, &self.libraries.nccl) {
+            (Err(error @ (Error::Driver { .. } | Error::Library { .. })), Some(nccl)) => {
+                Err(nccl.explain(error).into())
+            }
+            (result, _) => Ok(result?),
+        }
+    }
+
     /// Fails if a rank is lost, or if a kernel found something wrong with its input; the fault is then forgotten.
     fn check_fault(&mut self, block: &[u8]) -> Result<()> {
-        if let Some(nccl) = &self.libraries.nccl {
-            nccl.check()?;
-        }
+        self.check_ranks()?;
         let Some(what) = fault_text(block) else { return Ok(()) };
         self.stream.zero(self.fault.address(), FAULT_BYTES)?;
         Err(Error::Input(what))

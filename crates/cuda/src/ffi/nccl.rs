@@ -18,6 +18,7 @@ functions! {
     fn ncclCommInitRank(*mut *mut c_void, i32, UniqueId, i32) -> i32;
     fn ncclCommDestroy(*mut c_void) -> i32;
     fn ncclCommAbort(*mut c_void) -> i32;
+    fn ncclCommGetAsyncError(*mut c_void, *mut i32) -> i32;
     fn ncclGetErrorString(i32) -> *const c_char;
     fn ncclGetLastError(*mut c_void) -> *const c_char;
     fn ncclGroupStart() -> i32;
@@ -39,6 +40,8 @@ pub const BFLOAT16: i32 = 9;
 pub const SUM: i32 = 0;
 /// `ncclInvalidUsage`
 const INVALID_USAGE: i32 = 5;
+/// `ncclInProgress`
+const IN_PROGRESS: i32 = 7;
 /// The oldest version with what is called here.
 const OLDEST: i32 = 21_300;
 
@@ -64,6 +67,18 @@ impl NcclLibrary {
             version_text(version),
             version_text(OLDEST)
         )))
+    }
+
+    /// Fails if something went wrong in what a communicator does by itself: a link that broke, a rank that does not answer.
+    ///
+    /// # Safety
+    /// The communicator is there, and nobody frees it meanwhile.
+    pub unsafe fn check_async(&self, comm: *mut c_void) -> Result<()> {
+        let mut status = 0;
+        // SAFETY: the caller guarantees the communicator; the function writes one number.
+        let asked = unsafe { (self.ncclCommGetAsyncError)(comm, &mut status) };
+        self.check("ncclCommGetAsyncError", asked)?;
+        if status == IN_PROGRESS { Ok(()) } else { self.check("an exchange", status) }
     }
 
     /// Turns a status into a result.

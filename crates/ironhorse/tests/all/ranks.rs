@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
+use crate::odd_engine::Odd;
 use ironhorse::core::op::Op;
 use ironhorse::core::ranks::{Turn, turns};
 use ironhorse::core::{
@@ -357,4 +358,39 @@ fn gathered_gradients_and_weights_are_those_of_one_rank() {
     for shard in [Shard::None, Shard::State, Shard::Grads] {
         assert!(gathered(2, shard) == alone, "{shard:?}");
     }
+}
+
+/// Products of the update (Muon's) and of validation are computed by all ranks, with the algorithms of one of them.
+#[test]
+fn all_ranks_compute_with_the_algorithms_of_the_leader() {
+    let job = Job { optimizer: Optimizer::Muon, shard: Shard::None, ..Job::of(GPT2) };
+    let chosen: Vec<Vec<(String, String)>> = std::thread::scope(|scope| {
+        let rank = |ranks: Arc<dyn Communicator>| {
+            scope.spawn(move || {
+                let place = ranks.place();
+                let spec = SessionSpec {
+                    train: Some(SHAPE),
+                    eval: Some((2, 8)),
+                    sums: Some(job.sums(place)),
+                    precision: Precision::F32.with_optimizer(job.optimizer),
+                    ..SessionSpec::default()
+                };
+                let engine = Odd::new(place.rank);
+                let mut session = Session::new(Box::new(engine), job.config, &spec).unwrap();
+                session.join(ranks).unwrap();
+                let before = session.engine().choices().len();
+                session.init(2).unwrap();
+                train(job, &mut session, 0..1);
+                let (x, y) = tokens(job.config.vocab_size(), 0, 0);
+                session.evaluate_batch(Batch::plain(&x, &y)).unwrap();
+                let after = session.engine().choices();
+                assert!(before > 20 && before == after.len(), "{before} of {} were shared", after.len());
+                after
+            })
+        };
+        let threads: Vec<_> = thread_ranks(2).into_iter().map(rank).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(chosen[0].iter().all(|(_, by)| by == "0"));
+    assert_eq!(chosen[0], chosen[1]);
 }

@@ -2,6 +2,7 @@
 
 use super::StopReason;
 use crate::{Error, Result};
+use ironhorse_core::ranks::{COULD_NOT_RUN, RESUMABLE, Watched};
 use ironhorse_core::{Communicator, Place};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -95,8 +96,8 @@ impl Together {
     }
 
     /// A step begins, or has ended: while one is made, a rank that does not get on is lost.
-    pub fn in_step(&self, begins: bool) {
-        self.with.in_step(begins);
+    pub fn in_step(&self, step: Option<Watched>) {
+        self.with.in_step(step);
     }
 
     /// Waits for all.
@@ -108,7 +109,8 @@ impl Together {
     pub fn give_up(&self, error: &Error) {
         let told = matches!(error, Error::Core(ironhorse_core::Error::RankLost { .. }));
         if !told && !self.is_common(error) {
-            self.with.give_up(&error.to_string());
+            let code = if matches!(error, Error::Stopped) { RESUMABLE } else { COULD_NOT_RUN };
+            self.with.give_up(&error.to_string(), code);
         }
     }
 }

@@ -310,8 +310,11 @@ impl Session {
             for pool in CheckpointParts::pools(precision) {
                 for (index, spec) in table.iter().enumerate().filter(|(_, spec)| spec.is_in(pool, optimizer))
                 {
-                    checkpoint.read_pool(pool, spec, &mut bytes)?;
-                    self.write_state(pool, index, &bytes)?;
+                    let param = self.table_row(index)?;
+                    for (at, slot) in self.pieces(pool, &param)? {
+                        checkpoint.read_part(pool, spec, at..at + slot.numel(), &mut bytes)?;
+                        self.engine.write_bytes(slot, &bytes)?;
+                    }
                 }
             }
             return Ok(known);
@@ -319,12 +322,12 @@ impl Session {
         self.load(Pool::Params, |name, values| checkpoint.read_tensor(name, values))?;
         for pool in [Pool::Moment1, Pool::Moment2] {
             for (index, spec) in table.iter().enumerate().filter(|(_, spec)| spec.is_in(pool, optimizer)) {
-                checkpoint.read_pool(pool, spec, &mut bytes)?;
-                let mut values = vec![0.0; spec.shape.numel()];
-                widen(theirs.of(pool), &bytes, &mut values);
                 let param = self.table_row(index)?;
                 for (at, slot) in self.pieces(pool, &param)? {
-                    self.engine.write_f32(slot, &values[at..at + slot.numel()])?;
+                    checkpoint.read_part(pool, spec, at..at + slot.numel(), &mut bytes)?;
+                    let mut values = vec![0.0; slot.numel()];
+                    widen(theirs.of(pool), &bytes, &mut values);
+                    self.engine.write_f32(slot, &values)?;
                 }
             }
         }

@@ -80,7 +80,8 @@ pub(super) struct Masters {
 pub(super) static NO_MASTERS: Masters = Masters { pieces: Vec::new(), residual: false };
 
 impl Session {
-    /// Shares the run with other ranks: before anything is run, by all of them.
+    /// Shares the run with other ranks: before anything is run, by all of them. From then on all compute with the algorithms of the
+    /// one that leads.
     pub fn join(&mut self, with: Arc<dyn Communicator>) -> Result<()> {
         let place = self.place();
         if with.place() != place {
@@ -93,7 +94,7 @@ impl Session {
         }
         self.engine.join(with.clone())?;
         self.ranks.with = with;
-        Ok(())
+        self.share_choices()
     }
 
     /// Which rank this is.
@@ -189,14 +190,31 @@ impl Session {
         Ok(all.into_iter().try_for_each(|ops| self.engine.run(program, ops.clone(), scalars))?)
     }
 
-    /// Forward and backward of a micro-step whose results nobody uses: engines that choose algorithms choose them.
-    pub fn rehearse(&mut self, batch: super::Batch<'_>, scalars: &Scalars) -> Result<()> {
-        let program = self.programs.train.as_ref().ok_or_else(not_trained)?;
-        batch.write(self.engine.as_mut(), program)?;
-        let scalars = &Scalars { overwrites: true, ..*scalars };
-        self.engine.run_section(program, Section::Forward, scalars)?;
-        self.engine.run_section(program, Section::Backward, scalars)?;
-        Ok(self.engine.synchronize()?)
+    /// Gives all ranks the algorithms of the one that leads: products computed in another way have other bits. The leader chooses
+    /// for every op that several ranks run, those of the update and of validation too; nothing is run yet, because what was chosen
+    /// stays.
+    fn share_choices(&mut self) -> Result<()> {
+        let place = self.ranks.with.place();
+        if place.is_alone() {
+            return Ok(());
+        }
+        let scalars = Scalars { overwrites: true, ..Scalars::default() };
+        let programs = [&self.programs.train, &self.programs.eval].into_iter().flatten();
+        for program in programs.filter(|_| place.leads()) {
+            for section in [Section::Forward, Section::Backward, Section::Update] {
+                self.engine.choose(program, program.range(section), &scalars)?; // sums have no products
+            }
+        }
+        let unreadable = |error: serde_json::Error| {
+            Error::from(ironhorse_core::Error::Program(format!("the algorithms of rank 0: {error}")))
+        };
+        let mine = if place.leads() { self.engine.choices() } else { Vec::new() };
+        let all = self.ranks.with.share(&serde_json::to_vec(&mine).map_err(unreadable)?)?;
+        if let Some(text) = all.first().filter(|_| !place.leads()) {
+            let choices: Vec<(String, String)> = serde_json::from_slice(text).map_err(unreadable)?;
+            self.engine.set_choices(&choices)?;
+        }
+        Ok(())
     }
 
     /// Makes the step under way one that no rank applies, although this one could not compute its share: loss and gradients

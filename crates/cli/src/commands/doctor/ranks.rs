@@ -6,7 +6,7 @@ use crate::{Outcome, failure, out, ranks};
 use anyhow::{Result, bail};
 use ironhorse::Device;
 use ironhorse::core::op::{Exchange, Fill, TreeSum};
-use ironhorse::core::ranks::Among;
+use ironhorse::core::ranks::{Among, Watched};
 use ironhorse::core::{Builder, Communicator, DType, EngineExt, Place, Scalars, Slices};
 use ironhorse::cuda::{self, Settings};
 use ironhorse_ranks::{Environment, TcpRanks};
@@ -15,8 +15,9 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A rank of which nothing is heard for so long is lost.
-const TIMEOUT: Duration = Duration::from_secs(60);
+/// A rank of which nothing is heard for so long, or that does not get on with the exchange, is lost; NCCL has ten times as long to
+/// begin.
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// What is exchanged: 64 MiB of f32.
 const ELEMENTS: usize = 16 << 20;
 /// How often, after a first time that does not count.
@@ -40,7 +41,8 @@ struct RankReport {
     peers: Vec<Reach>,
     /// Median of a small message to all and from all.
     latency_us: f64,
-    exchange: Timing,
+    /// Of ranks that have exchanged something.
+    exchange: Option<Timing>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -59,7 +61,7 @@ struct Reach {
 }
 
 /// The reduce-scatter of training: slices to their owners, who add them.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 struct Timing {
     bytes: usize,
     least_ms: f64,
@@ -84,7 +86,7 @@ pub fn run(args: &DoctorArgs, asked: Option<usize>, line: &[OsString]) -> Result
             let with = ranks::meet(&environment, TIMEOUT, &Arc::default(), &|| false)?;
             let done = join(args, &environment, &with);
             if let Err(error) = &done {
-                with.give_up(&failure::one_line(error));
+                failure::give_up(with.as_ref(), error);
             }
             done
         }
@@ -94,21 +96,30 @@ pub fn run(args: &DoctorArgs, asked: Option<usize>, line: &[OsString]) -> Result
     }
 }
 
+/// What is known without an exchange is printed first: where that hangs, it shows by which addresses ranks reach each other.
 fn join(args: &DoctorArgs, environment: &Environment, with: &Arc<TcpRanks>) -> Result<Outcome> {
-    let mine = look(args, environment, with)?;
-    let all = with.share(&serde_json::to_vec(&mine)?)?;
-    let all: Vec<RankReport> =
-        all.iter().map(|text| serde_json::from_slice(text)).collect::<Result<_, _>>()?;
-    let right = all.iter().all(|rank| rank.exchange.right);
-    if with.place().leads() {
-        lines(&all, environment.by).into_iter().try_for_each(out::line)?;
+    let (mut mine, device) = look(args, environment, with)?;
+    let of_all = |mine: &RankReport| -> Result<Vec<RankReport>> {
+        let all = with.share(&serde_json::to_vec(mine)?)?;
+        Ok(all.iter().map(|text| serde_json::from_slice(text)).collect::<Result<_, _>>()?)
+    };
+    let leads = with.place().leads();
+    let all = of_all(&mine)?;
+    if leads {
+        reached(&all, environment.by).into_iter().try_for_each(out::line)?;
+    }
+    mine.exchange = Some(exchange(device, args.threads, with)?);
+    let all = of_all(&mine)?;
+    let right = all.iter().flat_map(|rank| &rank.exchange).all(|exchange| exchange.right);
+    if leads {
+        exchanged(&all).into_iter().try_for_each(out::line)?;
         let report = Report { world: all.len(), started_by: environment.by, ranks: &all };
         out::json(args.json.as_deref(), &report)?;
     }
     Ok(if right { Outcome::Done } else { Outcome::Failed })
 }
 
-fn look(args: &DoctorArgs, environment: &Environment, with: &Arc<TcpRanks>) -> Result<RankReport> {
+fn look(args: &DoctorArgs, environment: &Environment, with: &Arc<TcpRanks>) -> Result<(RankReport, Device)> {
     let gpus = cuda::devices().map_or(0, |gpus| gpus.len());
     let device = match args.device.parse::<Device>()?.resolve() {
         Device::Cuda(_) if !args.device.contains(':') => Device::Cuda(environment.local_rank % gpus.max(1)),
@@ -136,7 +147,7 @@ fn look(args: &DoctorArgs, environment: &Environment, with: &Arc<TcpRanks>) -> R
         let [here, there] = addresses?;
         Some(format!("{here} to rank {rank} at {there}"))
     });
-    Ok(RankReport {
+    let report = RankReport {
         rank: environment.place.rank,
         host: ironhorse_ranks::host(),
         device: device.to_string(),
@@ -146,8 +157,9 @@ fn look(args: &DoctorArgs, environment: &Environment, with: &Arc<TcpRanks>) -> R
         interfaces: interfaces(),
         peers: cuda::report::peers().unwrap_or_default().into_iter().map(reach).collect(),
         latency_us: median(times),
-        exchange: exchange(device, args.threads, with)?,
-    })
+        exchange: None,
+    };
+    Ok((report, device))
 }
 
 fn median(mut times: Vec<f64>) -> f64 {
@@ -200,7 +212,8 @@ fn exchange(device: Device, threads: usize, with: &Arc<TcpRanks>) -> Result<Timi
     let (scalars, last) = (Scalars::default(), program.nodes().len());
     engine.run(&program, 0..1, &scalars)?;
     let mut times = Vec::new();
-    for _ in 0..=ROUNDS {
+    for round in 0..=ROUNDS {
+        with.in_step(Some(Watched { step: round as u64, first: false }));
         engine.synchronize()?;
         with.share(&[])?; // all begin together
         let begin = Instant::now();
@@ -208,6 +221,7 @@ fn exchange(device: Device, threads: usize, with: &Arc<TcpRanks>) -> Result<Timi
         engine.synchronize()?;
         times.push(1e3 * begin.elapsed().as_secs_f64());
     }
+    with.in_step(None);
     let mut sums = vec![0.0; part];
     engine.read_f32(sum, &mut sums)?;
     let expected = (world * (world + 1) / 2) as f32;
@@ -224,33 +238,18 @@ fn exchange(device: Device, threads: usize, with: &Arc<TcpRanks>) -> Result<Timi
     })
 }
 
-/// The table.
-fn lines(all: &[RankReport], by: &str) -> Vec<String> {
+/// Who came, and how they reach each other.
+fn reached(all: &[RankReport], by: &str) -> Vec<String> {
     let version = all.first().map_or("", |rank| rank.version.as_str());
     let mut lines = vec![
         format!("{} ranks by {by}, ironhorse {version} on all; each reaches each", all.len()),
-        format!(
-            "{:>4} {:<16} {:<8} {:<9} {:>10} {:>12} {:>12} {:>11}  sums",
-            "rank", "host", "device", "NCCL", "latency", "exchange", "median", "sends"
-        ),
+        format!("{:>4} {:<16} {:<8} {:<9} {:>10}", "rank", "host", "device", "NCCL", "latency"),
     ];
     for rank in all {
-        let Timing { least_ms, median_ms, gb_per_s, right, .. } = rank.exchange;
-        lines.push(format!(
-            "{:>4} {:<16} {:<8} {:<9} {:>7.0} us {least_ms:>9.2} ms {median_ms:>9.2} ms {gb_per_s:>6.2} GB/s  {}",
-            rank.rank,
-            rank.host,
-            rank.device,
-            rank.nccl.as_deref().unwrap_or("-"),
-            rank.latency_us,
-            if right { "right" } else { "WRONG" }
-        ));
+        let nccl = rank.nccl.as_deref().unwrap_or("-");
+        let RankReport { rank, host, device, latency_us, .. } = rank;
+        lines.push(format!("{rank:>4} {host:<16} {device:<8} {nccl:<9} {latency_us:>7.0} us"));
     }
-    let bytes = all.first().map_or(0, |rank| rank.exchange.bytes);
-    lines.push(format!(
-        "exchange: {} of gradients, each slice to its owner, who adds them: the reduce-scatter of training",
-        human_bytes(bytes as u64)
-    ));
     let mut hosts: Vec<&str> = Vec::new();
     for rank in all {
         if hosts.contains(&rank.host.as_str()) {
@@ -269,6 +268,24 @@ fn lines(all: &[RankReport], by: &str) -> Vec<String> {
         for connection in &rank.connections {
             lines.push(format!("connection of rank {}: {connection}", rank.rank));
         }
+    }
+    lines
+}
+
+/// How long the exchange took.
+fn exchanged(all: &[RankReport]) -> Vec<String> {
+    let bytes = all.iter().find_map(|rank| Some(rank.exchange.as_ref()?.bytes)).unwrap_or(0);
+    let mut lines = vec![
+        format!(
+            "exchange: {} of gradients, each slice to its owner, who adds them: the reduce-scatter of training",
+            human_bytes(bytes as u64)
+        ),
+        format!("{:>4} {:>12} {:>12} {:>11}  sums", "rank", "exchange", "median", "sends"),
+    ];
+    for rank in all {
+        let Some(Timing { least_ms, median_ms, gb_per_s, right, .. }) = rank.exchange else { continue };
+        let (rank, sums) = (rank.rank, if right { "right" } else { "WRONG" });
+        lines.push(format!("{rank:>4} {least_ms:>9.2} ms {median_ms:>9.2} ms {gb_per_s:>6.2} GB/s  {sums}"));
     }
     lines
 }

@@ -72,7 +72,7 @@ fn join(args: &ProfileArgs, environment: &Environment) -> Result<Outcome> {
     let with = ranks::meet(environment, TIMEOUT, &Arc::default(), &|| false)?;
     let done = profile(args, environment, with.clone());
     if let Err(error) = &done {
-        with.give_up(&failure::one_line(error));
+        failure::give_up(with.as_ref(), error);
     }
     done
 }

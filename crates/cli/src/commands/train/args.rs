@@ -14,6 +14,7 @@ use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use ironhorse::train::run::schedule::Decay;
 use serde::Serialize;
+use serde_json::Value;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -246,7 +247,19 @@ pub struct TrainArgs {
     pub tuning: Option<Tuning>,
 }
 
+/// Settings of how ranks work together, on which no bit depends: a checkpoint does not know who wrote it.
+const OF_RANKS: [&str; 3] = ["shard", "bucket", "rank-timeout"];
+
 impl TrainArgs {
+    /// The settings as checkpoints keep them.
+    pub fn of_checkpoint(&self) -> Result<Value> {
+        let mut settings = serde_json::to_value(self)?;
+        if let Value::Object(settings) = &mut settings {
+            OF_RANKS.iter().for_each(|key| drop(settings.shift_remove(*key))); // the others keep their order
+        }
+        Ok(settings)
+    }
+
     /// The β of `--dpo`, where preferences are learned.
     pub fn preference(&self) -> Option<f32> {
         self.dpo.then(|| self.beta.unwrap_or(BETA))

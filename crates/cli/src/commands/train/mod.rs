@@ -152,7 +152,7 @@ pub fn start(args: &TrainArgs, line: &[OsString], watch: &mut Watch<'_>) -> Resu
     if let (Some(_), Some(stats)) = (args.tuning, packed) {
         out::note(tune::line(&args, stats, &mut prepared)?);
     }
-    prepared.agree(&args, party)?;
+    prepared.agree(party)?;
     if let (Some(path), Some(shape), true) = (&args.save_batches, prepared.spec.train, party.leads()) {
         let count = prepared.settings.all_micro_steps();
         super::batches::save(
@@ -169,9 +169,8 @@ pub fn start(args: &TrainArgs, line: &[OsString], watch: &mut Watch<'_>) -> Resu
         None => next_run(Path::new(RUNS)),
     })?;
     let made = party.folder(&path, || new_folder(&path, &args, line, weights.as_deref(), &mut prepared));
-    let result = made.and_then(|folder| {
-        prepared.train(&args, folder, run::new_state(serde_json::to_value(&args)?), watch)
-    });
+    let result =
+        made.and_then(|folder| prepared.train(&args, folder, run::new_state(args.of_checkpoint()?), watch));
     if result.is_err() && fresh {
         RunFolder::remove_unused(&path);
         let _ = std::fs::remove_dir(RUNS); // fails unless it is empty, as intended
@@ -237,6 +236,7 @@ impl Prepared {
         checks::schedule(args, &settings.schedule)?;
         let mut spec = SessionSpec { sums: party.sums(args), ..spec_of(args, &config)? };
         let mut engine = earlier.engine.map_or_else(|| args.engine.engine(), Ok)?;
+        party.agree_settings(args, engine.device())?;
         check_memory(engine.as_ref(), &config, &spec)?;
         let opened = earlier.opened.map_or_else(|| data::open(args, &config, control), Ok)?;
         checks::patience(args, opened.data.val.is_some())?;
@@ -267,11 +267,11 @@ impl Prepared {
     }
 
     /// Makes sure that all processes do the same, before the first step.
-    fn agree(&mut self, args: &TrainArgs, party: &Party) -> Result<()> {
+    fn agree(&mut self, party: &Party) -> Result<()> {
         let sums = |facts: &[SourceFacts]| facts.iter().map(|file| file.sha256.clone()).collect::<Vec<_>>();
         let data = format!("{:?} {:?}", self.data.train.state(), sums(&self.facts.0));
         let val = format!("{:?}", sums(&self.facts.1));
-        party.agree(args, [&data, &val], &mut self.session)
+        party.agree([&data, &val], &mut self.session)
     }
 
     /// Measures what the weights of the start give the pairs of preferences, and says so; does nothing without pairs.

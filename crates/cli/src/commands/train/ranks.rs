@@ -6,19 +6,22 @@ use crate::{Outcome, out, ranks};
 use anyhow::{Context, Result, bail};
 use ironhorse::Device;
 use ironhorse::core::ranks::Alone;
-use ironhorse::core::{Communicator, EngineExt, Place, Pool, Shard, Slices, Slot};
+use ironhorse::core::{Communicator, DeviceDescription, EngineExt, Place, Pool, Shard, Slices, Slot};
 use ironhorse::train::model::Sums;
 use ironhorse::train::run::{Control, RunFolder};
 use ironhorse::train::session::Session;
 use ironhorse_ranks::Environment;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Settings that may differ between ranks: paths of the same data elsewhere, and what no bit depends on.
-const MAY_DIFFER: [&str; 6] = ["data", "val-data", "init", "tokenizer", "threads", "device"];
+const MAY_DIFFER: [&str; 7] = ["data", "val-data", "init", "tokenizer", "threads", "device", "rank-timeout"];
+/// How long the others look for what the leader has written: file systems of several machines show it late.
+const TO_SEE: Duration = Duration::from_secs(30);
 
 /// The processes that train together, seen by one of them.
 pub struct Party {
@@ -26,11 +29,13 @@ pub struct Party {
     environment: Option<Environment>,
     /// The machine of each.
     hosts: Vec<String>,
+    /// How long to look for what the leader has written.
+    to_see: Duration,
 }
 
 impl Default for Party {
     fn default() -> Self {
-        Self { ranks: Arc::new(Alone), environment: None, hosts: Vec::new() }
+        Self { ranks: Arc::new(Alone), environment: None, hosts: Vec::new(), to_see: TO_SEE }
     }
 }
 
@@ -47,6 +52,9 @@ pub fn start(args: &TrainArgs, line: &[OsString], control: &Control) -> Result<O
         }
         return Ok(None);
     }
+    if let Some(gpus) = args.rank.gpus {
+        check_gpus(gpus, args.engine.device()?, ironhorse::cuda::devices().map(|gpus| gpus.len()))?;
+    }
     if asked == 1 {
         return Ok(None);
     }
@@ -56,6 +64,22 @@ pub fn start(args: &TrainArgs, line: &[OsString], control: &Control) -> Result<O
     let mut told = 0;
     let each = |leader| tell(leader, control, &mut told);
     ranks::launch(line, asked, args.rank.rank_timeout, each).map(Some)
+}
+
+/// Refuses more ranks than GPUs, of which every rank has one.
+fn check_gpus(asked: usize, device: Device, found: Result<usize, ironhorse::cuda::Error>) -> Result<()> {
+    let instead = "--ranks N starts processes on the CPU, or on one GPU with --device";
+    match found {
+        _ if device == Device::Cpu && found.as_ref().is_ok_and(|&found| found > 0) => {
+            bail!("--gpus {asked} is for GPUs, but --device is cpu; {instead}")
+        }
+        Ok(0) => bail!("--gpus {asked}: this machine has no GPU; {instead}"),
+        Err(error) => bail!("--gpus {asked}: no GPU can be used here: {error}; {instead}"),
+        Ok(found) if found < asked => {
+            bail!("--gpus {asked}: this machine has {found}, and every process needs one; use --gpus {found}")
+        }
+        Ok(_) => Ok(()),
+    }
 }
 
 /// Passes a request to stop or to save on to rank 0. At a terminal Ctrl-C reaches all processes by itself.
@@ -117,7 +141,8 @@ impl Party {
         let stop = || control.stop_reason().is_some();
         let ranks = ranks::meet(&environment, args.rank.rank_timeout, &control.stop_flag(), &stop)?;
         let hosts = ranks.hosts();
-        Ok(Self { ranks, environment: Some(environment), hosts })
+        let to_see = TO_SEE.min(args.rank.rank_timeout);
+        Ok(Self { ranks, environment: Some(environment), hosts, to_see })
     }
 
     pub fn place(&self) -> Place {
@@ -130,7 +155,7 @@ impl Party {
 
     /// Ends the others, whose work is in vain without this one.
     pub fn give_up(&self, error: &anyhow::Error) {
-        self.ranks.give_up(&crate::failure::one_line(error));
+        crate::failure::give_up(self.ranks.as_ref(), error);
     }
 
     /// What the leader says.
@@ -150,16 +175,47 @@ impl Party {
         work()
     }
 
-    /// The run's folder: the leader's, which the others follow.
+    /// The run's folder: the leader's, which the others follow. It must be the same for all.
     pub fn folder(&self, path: &Path, open: impl FnOnce() -> Result<RunFolder>) -> Result<RunFolder> {
         let folder = if self.leads() { open()? } else { RunFolder::follow(path) };
-        self.ranks.share(&[])?;
-        if !self.place().is_alone() {
-            let name = format!("rank-{}.log", self.place().rank);
-            out::rank_log_file(&path.join("ranks").join(name))
-                .with_context(|| format!("{}: cannot write the log of a rank", path.display()))?;
+        if self.place().is_alone() {
+            return Ok(folder);
         }
+        let logs = path.join("ranks");
+        self.see(&logs)?;
+        let name = format!("rank-{}.log", self.place().rank);
+        out::rank_log_file(&logs.join(name))
+            .with_context(|| format!("{}: cannot write the log of a rank", path.display()))?;
         Ok(folder)
+    }
+
+    /// Makes sure that all ranks see what the leader writes.
+    fn see(&self, folder: &Path) -> Result<()> {
+        let name = format!(".seen-by-all-{}-{}", std::process::id(), ironhorse_ranks::host());
+        let mark = folder.join(self.of_leader(&name)?);
+        if self.leads() {
+            let made = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&mark, b""));
+            made.with_context(|| format!("{}: cannot write", mark.display()))?;
+        }
+        self.ranks.share(&[])?;
+        let until = Instant::now() + self.to_see;
+        while !mark.exists() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let seen = mark.exists();
+        let all = self.ranks.share(&[u8::from(seen)])?;
+        if self.leads() {
+            let _ = std::fs::remove_file(&mark);
+        }
+        if let Some(rank) = all.iter().position(|seen| seen != &[1]) {
+            let host = self.hosts.get(rank).map_or("", String::as_str);
+            bail!(
+                "{}: rank {rank} on {host} has another folder of this name than rank 0, or none; give --out on a file system that all \
+                 machines share, as an absolute path",
+                folder.parent().unwrap_or(folder).display()
+            );
+        }
+        Ok(())
     }
 
     /// A path that the leader chooses.
@@ -209,21 +265,38 @@ impl Party {
         Ok(session.join(self.ranks.clone())?)
     }
 
-    /// Refuses ranks with other settings, data or weights than the leader's.
-    pub fn agree(&self, args: &TrainArgs, [data, val]: [&str; 2], session: &mut Session) -> Result<()> {
-        if self.place().is_alone() {
-            return Ok(());
-        }
+    /// Refuses ranks with other settings or another kind of device than the leader's: before they exchange anything by the engine,
+    /// which would hang.
+    pub fn agree_settings(&self, args: &TrainArgs, device: &DeviceDescription) -> Result<()> {
         let mut settings = serde_json::to_value(args)?;
         if let Value::Object(settings) = &mut settings {
             MAY_DIFFER.iter().for_each(|key| drop(settings.remove(*key)));
-            settings.insert("the data".into(), data.into());
-            settings.insert("the validation data".into(), val.into());
-            settings.insert("the weights to start from".into(), weights(session)?.into());
-            let steps = args.steps.unwrap_or(0);
-            settings.insert("steps".into(), steps.into());
+            settings.insert("steps".into(), args.steps.unwrap_or(0).into());
+            settings.insert("local-ranks".into(), self.machine(args).into());
+            let kind = device.name.split(':').next().unwrap_or_default();
+            settings.insert("the kind of device".into(), kind.into());
+            settings.insert("the GPU's model".into(), device.product.clone().into());
         }
-        let all = self.ranks.share(serde_json::to_string(&settings)?.as_bytes())?;
+        self.same(&settings)
+    }
+
+    /// Refuses ranks with other data or weights than the leader's.
+    pub fn agree(&self, [data, val]: [&str; 2], session: &mut Session) -> Result<()> {
+        if self.place().is_alone() {
+            return Ok(());
+        }
+        let weights = weights(session)?;
+        self.same(
+            &json!({ "the data": data, "the validation data": val, "the weights to start from": weights }),
+        )
+    }
+
+    /// Refuses a rank that says something else than the leader.
+    fn same(&self, mine: &Value) -> Result<()> {
+        if self.place().is_alone() {
+            return Ok(());
+        }
+        let all = self.ranks.share(serde_json::to_string(mine)?.as_bytes())?;
         let all: Vec<Value> =
             all.iter().map(|text| serde_json::from_slice(text)).collect::<Result<_, _>>()?;
         for (rank, other) in all.iter().enumerate().skip(1) {
@@ -281,6 +354,18 @@ fn checksum(sum: u64, bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_rank_of_gpus_needs_one() {
+        let refused = |asked, device, found| check_gpus(asked, device, found).unwrap_err().to_string();
+        assert!(check_gpus(4, Device::Cuda(0), Ok(4)).is_ok());
+        assert_eq!(
+            refused(8, Device::Cuda(0), Ok(4)),
+            "--gpus 8: this machine has 4, and every process needs one; use --gpus 4"
+        );
+        assert!(refused(2, Device::Cpu, Ok(0)).starts_with("--gpus 2: this machine has no GPU; --ranks N"));
+        assert!(refused(2, Device::Cpu, Ok(2)).starts_with("--gpus 2 is for GPUs, but --device is cpu"));
+    }
 
     #[test]
     fn machines_are_told_by_their_names() {

@@ -32,7 +32,7 @@ const MAY_CHANGE: [(Change, &str); 3] = [
     (
         Change::Harmless,
         "save-every save-minutes keep save-sync threads val-every val-batches sample-every sample-tokens prompt \
-         tokenizer temperature top-k top-p greedy bad-steps patience eval eval-every eval-limit",
+         tokenizer temperature top-k top-p greedy bad-steps patience eval eval-every eval-limit shard bucket rank-timeout",
     ),
     (Change::SameTokens, "data val-data"),
     (
@@ -105,9 +105,9 @@ pub fn run(
     restore_position(&state, &mut prepared.data)
         .with_context(|| format!("{}: cannot restore the position in the data", path.display()))?;
     let mut state = state;
-    state.settings = serde_json::to_value(&args)?;
+    state.settings = args.of_checkpoint()?;
 
-    prepared.agree(&args, party)?;
+    prepared.agree(party)?;
     if !party.leads() {
         return prepared.train(&args, folder, state, watch).map(Some);
     }
@@ -136,7 +136,7 @@ fn latest(path: &Path, party: &Party) -> Result<Option<Checkpoint>> {
     let own = found.as_ref().map_or_else(String::new, |found| found.path().to_string_lossy().into_owned());
     let place = party.of_leader(&own)?;
     match found {
-        None if !place.is_empty() => Ok(Some(Checkpoint::open(Path::new(&place))?)),
+        None if !place.is_empty() => Ok(Some(Checkpoint::open_compared(Path::new(&place))?)),
         found => Ok(found),
     }
 }

@@ -46,7 +46,7 @@ fn join(args: &VerifyArgs, environment: &Environment) -> Result<Outcome> {
         Ok(Some(done)) => show(args, done),
         Ok(None) => Ok(Outcome::Done),
         Err(error) => {
-            ranks.give_up(&failure::one_line(error));
+            failure::give_up(ranks.as_ref(), error);
             done.map(|_| Outcome::Refused)
         }
     }

@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 
 pub const BATCH: usize = 2;
 pub const SEQ: usize = 8;
-const VOCAB: usize = 64;
+pub const VOCAB: usize = 64;
 
 /// A run.
 #[derive(Clone, Debug)]
@@ -89,7 +89,7 @@ impl Spec {
         tokens
     }
 
-    fn settings(&self) -> TrainSettings {
+    pub fn settings(&self) -> TrainSettings {
         TrainSettings {
             steps: self.steps,
             seed: 5,
@@ -123,7 +123,7 @@ impl Spec {
         }
     }
 
-    fn data(&self) -> TrainData {
+    pub fn data(&self) -> TrainData {
         let loader = |tokens: Vec<u32>| {
             let config = LoaderConfig { batch: BATCH, seq: SEQ, vocab: VOCAB, seed: 0, shuffle: false };
             let sources: Vec<Box<dyn Tokens>> = vec![Box::new(MemoryTokens::new("data.bin", tokens))];

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
 mod engine;
-mod job;
+pub mod job;
 
 use engine::{Fault, MARK};
 use ironhorse::train::Error;

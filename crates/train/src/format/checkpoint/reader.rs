@@ -1,6 +1,7 @@
 //! Reading a checkpoint.
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use ironhorse_core::{DType, Pool, Precision, f32_to_bf16, join_master};
@@ -32,6 +33,12 @@ impl Checkpoint {
     /// Opens a folder; reads every file once to compare its checksum.
     pub fn open(folder: &Path) -> Result<Self> {
         Self::open_as(folder, true, true)
+    }
+
+    /// Opens a folder whose checksums another process of the run has compared: of the files only the sizes are checked.
+    pub fn open_compared(folder: &Path) -> Result<Self> {
+        Self::manifest(folder)?;
+        Self::open_as(folder, true, false)
     }
 
     /// Opens a folder for its weights: the optimizer's state, up to four times their size, is neither read nor needed.
@@ -203,12 +210,25 @@ impl Checkpoint {
 
     /// Reads one tensor of a pool as the engine stores it.
     pub fn read_pool(&mut self, pool: Pool, spec: &TensorSpec, bytes: &mut Vec<u8>) -> Result<()> {
+        self.read_part(pool, spec, 0..spec.shape.numel(), bytes)
+    }
+
+    /// Reads these elements of a tensor of a pool as the engine stores them; of all pools but the weights, whose order in the file
+    /// is another one, nothing else is read.
+    pub fn read_part(
+        &mut self,
+        pool: Pool,
+        spec: &TensorSpec,
+        elements: Range<usize>,
+        bytes: &mut Vec<u8>,
+    ) -> Result<()> {
         let precision = self.precision()?;
         let dtype = precision.of(pool);
         let beside = precision.has_master() && self.trainer.adapter.is_some();
         if pool == Pool::Params && !beside {
             let mut values = vec![0.0; spec.shape.numel()];
             self.weights.read_tensor(&spec.name, &mut values)?;
+            let values = values.get(elements).unwrap_or_default();
             bytes.clear();
             match dtype {
                 DType::BF16 => bytes.extend(values.iter().flat_map(|&v| f32_to_bf16(v).to_le_bytes())),
@@ -221,8 +241,12 @@ impl Checkpoint {
         let files = if in_master { &self.master } else { &self.state };
         let at = self.find(files, &name)?;
         let files = if in_master { &mut self.master } else { &mut self.state };
-        read_bytes(&mut files[at], &name, dtype, bytes)?;
-        expect_numel(&name, bytes.len() / dtype.size(), spec.shape.numel())
+        let file = &mut files[at];
+        expect_dtype(file, &name, stored_dtype(dtype))?;
+        expect_numel(&name, file.entry(&name)?.numel(), spec.shape.numel())?;
+        bytes.clear();
+        bytes.resize(elements.len() * dtype.size(), 0);
+        file.read_bytes_at(&name, elements.start * dtype.size(), bytes)
     }
 }
 

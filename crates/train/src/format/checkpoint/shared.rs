@@ -11,6 +11,7 @@ use crate::model::TensorSpec;
 use crate::{Error, Result};
 use ironhorse_core::Pool;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::Path;
@@ -109,24 +110,26 @@ impl SharedLayout {
         Ok(folder)
     }
 
-    /// Writes shares of a process into the folder that another has made; `memory` holds their bytes, one after the other.
-    pub fn write(
+    /// Writes shares of a process into the folder that another has made; `read(number)` gives the bytes of one of them, and is
+    /// called in their order.
+    pub fn write<'a>(
         &self,
         folder: &Path,
         parts: &CheckpointParts<'_>,
         shares: &[Share],
-        memory: &[u8],
+        mut read: impl FnMut(usize) -> Result<Cow<'a, [u8]>>,
     ) -> Result<Report> {
         let mut files: BTreeMap<usize, Placed> = BTreeMap::new();
-        let (mut report, mut rest) = (Report::default(), memory);
-        for share in shares {
+        let mut report = Report::default();
+        for (number, share) in shares.iter().enumerate() {
             let (spec, dtype) = (&self.table[share.index], parts.precision.of(share.pool));
-            let length = share.elements.len() * dtype.size();
-            let Some((bytes, later)) = rest.split_at_checked(length) else {
-                let text = format!("the copy of the state ends within `{}`", spec.name);
+            let (length, bytes) = (share.elements.len() * dtype.size(), read(number)?);
+            if bytes.len() != length {
+                let (name, found) = (&spec.name, bytes.len());
+                let text = format!("the copy of the state has {found} bytes of `{name}`, expected {length}");
                 return Err(ironhorse_core::Error::Program(text).into());
-            };
-            rest = later;
+            }
+            let bytes: &[u8] = &bytes;
             let Some(&(file, first)) = self.places.get(&(share.pool, share.index)) else {
                 let text = format!("a checkpoint has no `{}` of the {}", spec.name, share.pool.name());
                 return Err(ironhorse_core::Error::Program(text).into());

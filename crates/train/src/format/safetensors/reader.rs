@@ -125,6 +125,18 @@ impl<R: Read + Seek> SafeTensors<R> {
         self.source.read_f32(offset, elem, out)
     }
 
+    /// Fills `out` with the bytes of a tensor from byte `first` on.
+    pub fn read_bytes_at(&mut self, name: &str, first: usize, out: &mut [u8]) -> Result<()> {
+        let entry = self.entry(name)?;
+        let (begin, bytes) = (entry.begin, entry.end - entry.begin);
+        let wanted = first as u64 + out.len() as u64;
+        if wanted > bytes {
+            let expected = format!("at least {wanted} bytes");
+            return Err(self.source.field(format!("size of `{name}`"), bytes, expected));
+        }
+        self.source.read_at(self.data + begin + first as u64, out)
+    }
+
     /// A whole tensor widened to f32.
     pub fn read_f32_vec(&mut self, name: &str) -> Result<Vec<f32>> {
         let mut out = vec![0.0; self.float_entry(name)?.0.numel()];

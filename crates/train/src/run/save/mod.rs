@@ -101,6 +101,8 @@ pub struct Saver {
     writing: Option<Writing>,
     /// What this rank is writing of a checkpoint that all write together.
     parts: Option<Parts>,
+    /// Whether this rank has said that it writes while steps wait.
+    said: bool,
     /// When the last one was begun, or the run.
     last: Instant,
     /// Steps of the last one that was begun.
@@ -148,6 +150,7 @@ impl Saver {
             memory: if settings.sync { Memory::None } else { Memory::Unmade },
             writing: None,
             parts: None,
+            said: false,
             last: Instant::now(),
             last_step: (step > 0).then_some(step),
             retry_at: None,
@@ -229,6 +232,9 @@ impl Saver {
         if let Err(error) = self.begin(session, state, folder, observer) {
             self.failed(state.step, &error, observer);
         }
+        if self.settings.sync {
+            self.finish(session, folder, observer); // of several ranks: alone it is written by now
+        }
         let held_up = began.elapsed().as_secs_f64() * 1e3;
         self.stats.held_up_total_ms += held_up;
     }
@@ -300,6 +306,18 @@ impl Saver {
         let step = self.last_step.unwrap_or(0);
         if let Err(error) = self.collect(session, observer) {
             self.failed(step, &error, observer);
+        }
+        self.finish_writing(folder, observer);
+    }
+
+    /// Waits for a checkpoint that needs nothing of other ranks any more, but no longer than `most`: after one of them is lost.
+    pub(super) fn finish_alone(&mut self, most: Duration, folder: &RunFolder, observer: &mut dyn Observer) {
+        let until = Instant::now() + most;
+        while self.writing.as_ref().is_some_and(|writing| !writing.thread.is_finished()) {
+            if Instant::now() > until {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
         }
         self.finish_writing(folder, observer);
     }

@@ -11,6 +11,7 @@ use crate::host::human_bytes;
 use crate::model::{Adapted, ModelConfig};
 use crate::{Error, Result};
 use ironhorse_core::{Param, Pool, Precision};
+use std::borrow::Cow;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -104,16 +105,33 @@ impl Plan {
         SharedLayout::new(&self.parts(&TrainerState::default()))?.begin(place)
     }
 
-    /// Writes what this rank has into it.
-    pub fn write_shares(
+    /// Writes what this rank has into it; `read(number)` gives the bytes of each share.
+    pub fn write_shares<'a>(
         &self,
         at: &Path,
         state: &TrainerState,
         shares: &[Share],
-        memory: &[u8],
+        read: impl FnMut(usize) -> Result<Cow<'a, [u8]>>,
     ) -> Result<Report> {
         let parts = self.parts(state);
-        SharedLayout::new(&parts)?.write(at, &parts, shares, memory)
+        SharedLayout::new(&parts)?.write(at, &parts, shares, read)
+    }
+
+    /// The same of a copy that holds them one after the other.
+    pub fn write_copied(
+        &self,
+        at: &Path,
+        state: &TrainerState,
+        shares: &[Share],
+        mut rest: &[u8],
+    ) -> Result<Report> {
+        self.write_shares(at, state, shares, |number| {
+            let share = &shares[number];
+            let length = share.elements.len() * self.precision.of(share.pool).size();
+            let (bytes, later) = rest.split_at(length.min(rest.len()));
+            rest = later;
+            Ok(Cow::Borrowed(bytes))
+        })
     }
 
     /// Completes it.

@@ -8,7 +8,9 @@ use crate::format::atomic::NewFolder;
 use crate::format::checkpoint::{Report, Share, TrainerState, Written};
 use crate::session::Session;
 use crate::{Error, Result};
-use ironhorse_core::{HostMemory, Slot};
+use ironhorse_core::{EngineExt, HostMemory, Slot};
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -19,7 +21,26 @@ pub(super) struct Parts {
     state: TrainerState,
     /// Of the one that leads: the folder that all write into.
     folder: Option<NewFolder>,
-    thread: JoinHandle<(Box<dyn HostMemory>, Result<Report>)>,
+    work: Work,
+}
+
+/// How a rank writes its part.
+enum Work {
+    /// By a thread, which has the copy.
+    Thread(JoinHandle<(Box<dyn HostMemory>, Result<Report>)>),
+    /// While the step waited.
+    Done(Result<Report>),
+}
+
+/// What a rank says before all write.
+#[derive(Serialize, Deserialize)]
+struct Ready {
+    /// Of the one that leads: the folder.
+    at: PathBuf,
+    /// Why it cannot.
+    error: Option<String>,
+    /// That it writes while the step waits, although it was not asked to: said once.
+    waits: bool,
 }
 
 impl Saver {
@@ -36,58 +57,83 @@ impl Saver {
         }
         let began = Instant::now();
         let leads = session.place().leads();
-        let shares = session.shares()?;
-        let bytes: usize = shares.iter().map(|(_, slot)| slot.bytes()).sum();
+        let (shares, slots): (Vec<Share>, Vec<Slot>) = session.shares()?.into_iter().unzip();
         let place = self.plan.place(state.step);
         let made = if leads { self.plan.begin_shared(&place).map(Some) } else { Ok(None) };
-        let memory = self.own_memory(session, bytes, observer);
-        let ready = made.and_then(|made| Ok((made, memory?)));
-        // the leader's folder, and whether all can go on
-        let at = ready.as_ref().ok().and_then(|(made, _)| made.as_ref()).map(|made| made.at().to_owned());
-        let said = (ready.is_ok(), at.unwrap_or_default());
-        let all = shared(session, &said)?;
-        if !all.iter().all(|(ready, _)| *ready) {
-            return ready.map(drop);
+        let memory = self.own_memory(session, &slots, observer);
+        let at = made.as_ref().ok().and_then(|made| made.as_ref()).map(|made| made.at().to_owned());
+        let error = made.as_ref().err().map(ToString::to_string);
+        let waits = memory.is_none() && !self.settings.sync && !std::mem::replace(&mut self.said, true);
+        let all = shared(session, &Ready { at: at.unwrap_or_default(), error, waits })?;
+        for (rank, _) in all.iter().enumerate().filter(|(_, ready)| leads && ready.waits) {
+            observer.note(&format!(
+                "rank {rank}: has too little host memory for a copy of its part, so steps wait until it is written (as with \
+                 --save-sync); ranks/rank-{rank}.log says how much"
+            ));
         }
-        let ((made, mut memory), at) = (ready?, all[0].1.clone());
-        let (shares, slots): (Vec<Share>, Vec<Slot>) = shares.into_iter().unzip();
-        let copied = session.engine().snapshot(&slots, memory.as_mut());
-        observer.copied(state.step, memory.bytes().len() as u64, began.elapsed());
-        self.stats.held_up_ms = self.stats.held_up_ms.max(began.elapsed().as_secs_f64() * 1e3);
-        let (plan, of_step) = (self.plan.clone(), state.clone());
-        let log = folder.log_handle();
-        let thread = std::thread::spawn(move || {
+        if let Some(error) = said_by(all.iter().map(|ready| ready.error.as_deref())) {
+            self.memory = memory.map_or(Memory::None, Memory::Ready);
+            return if leads { Err(made.err().unwrap_or(Error::Unsupported(error))) } else { Ok(()) };
+        }
+        let (made, at) = (made?, all.into_iter().next().map_or_else(PathBuf::new, |ready| ready.at));
+        let (plan, of_step, log) = (self.plan.clone(), state.clone(), folder.log_handle());
+        let sync_log = move || {
             if let Some(log) = log {
                 let _ = log.sync_data(); // the steps before a checkpoint must not be missing from the log after a power cut
             }
-            // what could not be copied must reach the leader as such
-            let written = copied.map_err(Error::from);
-            let written = written.and_then(|()| plan.write_shares(&at, &of_step, &shares, memory.bytes()));
-            (memory, written)
-        });
-        self.memory = Memory::Away;
-        self.parts = Some(Parts { began, state: state.clone(), folder: made, thread });
+        };
+        let work = match memory {
+            Some(mut memory) => {
+                let copied = session.engine().snapshot(&slots, memory.as_mut());
+                observer.copied(state.step, memory.bytes().len() as u64, began.elapsed());
+                self.memory = Memory::Away;
+                Work::Thread(std::thread::spawn(move || {
+                    sync_log();
+                    // what could not be copied must reach the leader as such
+                    let written = copied.map_err(Error::from);
+                    let written =
+                        written.and_then(|()| plan.write_copied(&at, &of_step, &shares, memory.bytes()));
+                    (memory, written)
+                }))
+            }
+            None => {
+                sync_log();
+                Work::Done(plan.write_shares(&at, &of_step, &shares, |number| {
+                    let mut bytes = vec![0; slots[number].bytes()];
+                    session.engine().read_bytes(slots[number], &mut bytes)?;
+                    Ok(Cow::Owned(bytes))
+                }))
+            }
+        };
+        self.stats.held_up_ms = self.stats.held_up_ms.max(began.elapsed().as_secs_f64() * 1e3);
+        self.parts = Some(Parts { began, state: state.clone(), folder: made, work });
         Ok(())
     }
 
     /// Whether what this rank writes of a checkpoint is written.
     pub(in crate::run) fn has_written(&self) -> bool {
-        self.parts.as_ref().is_some_and(|parts| parts.thread.is_finished())
+        self.parts.as_ref().is_some_and(|parts| match &parts.work {
+            Work::Thread(thread) => thread.is_finished(),
+            Work::Done(_) => true,
+        })
     }
 
     /// Tells the leader what each rank has written, once all have; a thread of the leader completes the checkpoint. All ranks call
     /// this at the same time; without a save under way it does nothing.
     pub(in crate::run) fn collect(&mut self, session: &Session, observer: &mut dyn Observer) -> Result<()> {
-        let Some(Parts { began, state, folder, thread }) = self.parts.take() else { return Ok(()) };
-        let report = match thread.join() {
-            Ok((memory, report)) => {
-                self.memory = Memory::Ready(memory);
-                report.map_err(|error| error.to_string())
-            }
-            Err(_) => {
-                self.memory = Memory::Unmade;
-                Err("the thread that wrote it ended unexpectedly".to_owned())
-            }
+        let Some(Parts { began, state, folder, work }) = self.parts.take() else { return Ok(()) };
+        let report = match work {
+            Work::Done(report) => report.map_err(|error| error.to_string()),
+            Work::Thread(thread) => match thread.join() {
+                Ok((memory, report)) => {
+                    self.memory = Memory::Ready(memory);
+                    report.map_err(|error| error.to_string())
+                }
+                Err(_) => {
+                    self.memory = Memory::Unmade;
+                    Err("the thread that wrote it ended unexpectedly".to_owned())
+                }
+            },
         };
         let all = shared(session, &report)?;
         let of_rank = |(rank, report): (usize, std::result::Result<Report, String>)| {
@@ -224,17 +270,18 @@ impl Saver {
         if session.place().leads() { write(plan, memory.bytes()) } else { Ok(()) }
     }
 
-    /// Memory for what this rank has.
+    /// Memory for what this rank has; `None` where it writes while the step waits.
     fn own_memory(
         &mut self,
         session: &mut Session,
-        bytes: usize,
+        slots: &[Slot],
         observer: &mut dyn Observer,
-    ) -> Result<Box<dyn HostMemory>> {
-        match self.take_memory(observer).filter(|memory| memory.bytes().len() == bytes) {
-            Some(memory) => Ok(memory),
-            None => Ok(session.engine().host_memory()(bytes)?),
+    ) -> Option<Box<dyn HostMemory>> {
+        if matches!(self.memory, Memory::Unmade) {
+            self.make_memory(session, observer);
         }
+        let bytes: usize = slots.iter().map(Slot::bytes).sum();
+        self.take_memory(observer).filter(|memory| memory.bytes().len() == bytes)
     }
 
     /// Memory for a copy: the leader's has room for all.
@@ -265,11 +312,17 @@ fn shared<T: serde::Serialize + serde::de::DeserializeOwned>(session: &Session, 
     all.iter().map(|text| serde_json::from_slice(text).map_err(unreadable)).collect()
 }
 
-/// Goes on if the leader can; its failure is an error here, and nothing to the others.
+/// Goes on if all can; what keeps a rank from it is an error of the one that leads, and nothing to the others.
 fn agreed(session: &Session, ready: Result<Box<dyn HostMemory>>) -> Result<Option<Box<dyn HostMemory>>> {
-    let all = session.ranks().share(&[u8::from(ready.is_ok())])?;
-    match all.iter().all(|one| one.first() == Some(&1)) {
-        true => ready.map(Some),
-        false => ready.map(|_| None),
+    let all = shared(session, &ready.as_ref().err().map(ToString::to_string))?;
+    match said_by(all.iter().map(Option::as_deref)) {
+        None => ready.map(Some),
+        Some(error) if session.place().leads() => Err(ready.err().unwrap_or(Error::Unsupported(error))),
+        Some(_) => Ok(None),
     }
+}
+
+/// The first error of a rank, with the rank.
+fn said_by<'a>(errors: impl Iterator<Item = Option<&'a str>>) -> Option<String> {
+    errors.enumerate().find_map(|(rank, error)| Some(format!("rank {rank}: {}", error?)))
 }

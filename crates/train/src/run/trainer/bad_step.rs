@@ -92,7 +92,7 @@ impl Trainer<'_> {
 
     /// Skips a bad step; gives the next step if the run goes back to a checkpoint.
     pub(super) fn skip(&mut self, bad: Bad) -> Result<Option<u64>> {
-        self.together.in_step(false); // to search for what was bad takes its time
+        self.together.in_step(None); // to search for what was bad takes its time
         self.job.session.clear_halt()?;
         let Bad { mut metrics, scalars, position } = bad;
         let step = metrics.step;
@@ -176,7 +176,7 @@ impl Trainer<'_> {
         let found = if self.together.leads() { newest() } else { None };
         let path = self.together.of_leader(found.as_ref().map(|found| found.path().to_owned()))?;
         match (found, path) {
-            (None, Some(path)) => Checkpoint::open(&path).map(Some),
+            (None, Some(path)) => Checkpoint::open_compared(&path).map(Some),
             (found, _) => Ok(found),
         }
     }

@@ -24,13 +24,17 @@ use crate::format::checkpoint::{Best, TrainerState};
 use crate::run::Saver;
 use crate::run::metrics::Metrics;
 use crate::session::PendingUpdate;
-use ironhorse_core::{EngineExt, Scalars};
+use ironhorse_core::Scalars;
+use ironhorse_core::ranks::Watched;
 use serde_json::json;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Steps between readings of the router's load where the engine is asynchronous: reading it waits for the device.
 const ROUTING_EVERY: u64 = 10;
+
+/// How long the leader has to complete a checkpoint that all have written, after another rank is lost. Launchers wait longer.
+const TO_COMPLETE: Duration = Duration::from_secs(20);
 
 /// A step in flight: given to the engine, its results not read yet.
 struct InFlight {
@@ -149,7 +153,6 @@ impl<'a> Trainer<'a> {
     }
 
     pub fn run(mut self) -> Result<Summary> {
-        self.share_choices()?;
         let mut in_flight = None;
         let ended = self.steps(&mut in_flight);
         if let Err(error) = &ended {
@@ -157,6 +160,7 @@ impl<'a> Trainer<'a> {
                 self.rescue(in_flight.take());
             } else {
                 self.finish_folder(); // what others have of the state cannot be asked for any more
+                self.job.saver.finish_alone(TO_COMPLETE, self.job.folder, self.job.observer);
             }
         }
         ended?;
@@ -172,6 +176,7 @@ impl<'a> Trainer<'a> {
         let mut step = self.landed;
         self.job.saver.prepare(self.job.session, self.job.observer);
         loop {
+            self.together.in_step(None); // to remove an old checkpoint may take long
             self.job.saver.poll(self.job.folder, self.job.observer);
             let last = step == settings.steps;
             let wish = Wish {
@@ -255,8 +260,8 @@ impl<'a> Trainer<'a> {
     /// one before was bad, or an earlier one if the run went back to a checkpoint.
     fn make(&mut self, step: u64, metrics: Metrics, in_flight: &mut Option<InFlight>) -> Result<u64> {
         let measured = (metrics.val_loss, metrics.eval.clone());
-        // the first steps of a process are left out: kernels are compiled and algorithms chosen for them
-        self.together.in_step(self.landed > self.job.state.step + 1);
+        let first = self.landed <= self.job.state.step + 1;
+        self.together.in_step(Some(Watched { step, first }));
         let started = self.start(metrics);
         if let Some(previous) = in_flight.take()
             && let Some(bad) = self.land(previous, true)?
@@ -332,7 +337,7 @@ impl<'a> Trainer<'a> {
     /// step's line waits for its validation.
     fn settle(&mut self, in_flight: &mut Option<InFlight>, last: bool) -> Result<Option<u64>> {
         let landed = in_flight.take().map(|step| self.land(step, !last)).transpose()?;
-        self.together.in_step(false);
+        self.together.in_step(None);
         match landed.flatten() {
             Some(bad) => self.skip(bad),
             None => Ok(None),
@@ -378,22 +383,6 @@ impl<'a> Trainer<'a> {
             self.keep_choices();
         }
         Ok(None)
-    }
-
-    /// Gives all ranks the algorithms of the one that leads: products computed in another way have other bits.
-    fn share_choices(&mut self) -> Result<()> {
-        if self.together.place().is_alone() || self.job.session.engine().name() == "cpu" {
-            return Ok(());
-        }
-        if self.together.leads() {
-            let scalars = self.batches[0].scalars(self.job.settings, 0);
-            self.job.session.rehearse(self.batches[0].micro_step(0), &scalars)?;
-        }
-        let choices = self.together.of_leader(self.job.session.engine().choices())?;
-        if !self.together.leads() {
-            self.job.session.engine().set_choices(&choices)?;
-        }
-        Ok(())
     }
 
     /// Writes the algorithms that the engine chose, if there are new ones.
