@@ -346,12 +346,26 @@ mod tests {
     #[test]
     fn stages_are_chosen_in_their_order() {
         let all = [
-            "fmt", "build", "test", "setup", "ruff", "ruff-fmt", "mypy", "kernels", "doctest", "torture",
-            "wheel", "pytest",
+            "fmt",
+            "build",
+            "test",
+            "setup",
+            "ruff",
+            "ruff-fmt",
+            "mypy",
+            "kernels",
+            "doctest",
+            "torture",
+            "torture-ranks",
+            "wheel",
+            "pytest",
         ];
         assert_eq!(chosen("").unwrap(), all);
         assert_eq!(chosen("--all").unwrap(), all);
-        assert_eq!(chosen("--no-python").unwrap(), ["fmt", "build", "test", "doctest", "torture"]);
+        assert_eq!(
+            chosen("--no-python").unwrap(),
+            ["fmt", "build", "test", "doctest", "torture", "torture-ranks"]
+        );
         let quick = ["fmt", "build", "test", "setup", "ruff", "ruff-fmt", "mypy"];
         assert_eq!(chosen("--quick --json x").unwrap(), quick);
         assert_eq!(chosen("--stage pytest --stage fmt").unwrap(), ["fmt", "pytest"]);

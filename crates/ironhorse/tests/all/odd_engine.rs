@@ -74,7 +74,10 @@ impl Engine for Odd {
 
     fn choose(&mut self, program: &Program, ops: Range<usize>, _: &Scalars) -> Result<()> {
         for node in program.nodes()[ops].iter().filter(|node| !node.op.operands().is_empty()) {
-            self.chosen.entry(format!("{:?}", node.op)).or_insert_with(|| self.rank.to_string());
+            // places in memory may differ between ranks
+            let shapes: Vec<_> = node.op.args().iter().map(|arg| arg.slot.shape).collect();
+            let name = format!("{} of {shapes:?}", node.op.name());
+            self.chosen.entry(name).or_insert_with(|| self.rank.to_string());
         }
         Ok(())
     }

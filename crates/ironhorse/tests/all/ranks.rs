@@ -384,7 +384,7 @@ fn all_ranks_compute_with_the_algorithms_of_the_leader() {
                 let (x, y) = tokens(job.config.vocab_size(), 0, 0);
                 session.evaluate_batch(Batch::plain(&x, &y)).unwrap();
                 let after = session.engine().choices();
-                assert!(before > 20 && before == after.len(), "{before} of {} were shared", after.len());
+                assert!(before > 10 && before == after.len(), "{before} of {} were shared", after.len());
                 after
             })
         };
