@@ -2,14 +2,15 @@
 
 use crate::args::EngineArgs;
 use crate::hardware::{COMMIT, VERSION};
-use crate::{Outcome, out};
+use crate::{Outcome, failure, out};
 use anyhow::{Context, Result};
 use ironhorse::Device;
+use ironhorse::core::Communicator;
 use ironhorse::core::ranks::PIECE_ELEMENTS;
 use ironhorse_ranks::{Environment, Meeting, TcpRanks};
 use std::ffi::OsString;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// The shortest time that ranks have to meet.
@@ -20,6 +21,9 @@ const TO_END: Duration = Duration::from_secs(30);
 const BY_SIGNAL: i32 = 128;
 /// How long a rank without its launcher has to stop, with a last save that may be large.
 const TO_STOP: Duration = Duration::from_secs(1800);
+/// How long a process may take to end once a rank is lost: rank 0 may have a checkpoint to complete. After that what it waits for does not
+/// come back, a device that hangs.
+const TO_LEAVE: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(10)];
 /// How often a rank looks for its launcher.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -81,7 +85,34 @@ pub fn meet(
     let mut different: Vec<&String> = hosts.iter().collect();
     different.dedup();
     out::note(format_args!("{} ranks on {} by {}", hosts.len(), join(&different), environment.by));
-    Ok(Arc::new(ranks))
+    let ranks = Arc::new(ranks);
+    end_if_stuck(&ranks);
+    Ok(ranks)
+}
+
+/// Ends this process some time after a rank was lost, if it does not end by itself: where a device hangs, no call to it returns, not even
+/// those that free its memory.
+fn end_if_stuck(ranks: &Arc<TcpRanks>) {
+    let ranks = Arc::downgrade(ranks);
+    std::thread::spawn(move || {
+        loop {
+            std::thread::sleep(LOOK);
+            let Some(there) = ranks.upgrade() else { return };
+            let Some(error) = there.failure() else { continue };
+            std::thread::sleep(TO_LEAVE[usize::from(there.place().rank > 0)]);
+            leave(&error.into());
+        }
+    });
+}
+
+/// Says why this process ends, once, and ends it at once: what a device that hangs holds is not waited for.
+pub fn leave(error: &anyhow::Error) -> ! {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let code = match SAID.swap(true, Ordering::Relaxed) {
+        false => failure::report(error),
+        true => failure::code(error),
+    };
+    signal_hook::low_level::exit(i32::from(code))
 }
 
 /// The pieces of a bucket of so many bytes of f32 gradients.

@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(100);
 /// How long an abort waits for calls of NCCL to return: one that waits for a lost rank does not.
 const TO_RETURN: Duration = Duration::from_secs(1);
+/// How long NCCL may take to abort.
+const TO_ABORT: Duration = Duration::from_secs(5);
 /// How long an error of the device or of NCCL waits for the word that a rank is lost, which may be its cause.
 const WORD: Duration = Duration::from_secs(2);
 /// Marks on the stream that the watching thread knows at a time.
@@ -172,9 +174,20 @@ impl Nccl {
             std::thread::sleep(Duration::from_millis(1));
             held = self.calls.try_lock();
         }
-        // SAFETY: the communicator is there until `done`. No call is under way, or one that waits for a lost rank, which NCCL then
-        // lets return.
-        unsafe { (self.library.ncclCommAbort)(self.raw) };
+        // In a thread of its own, which may be left behind: where another rank hangs, NCCL waits for it here, too.
+        let (library, raw, device) = (self.library.clone(), Made(self.raw), self.device);
+        let (sender, ended) = channel::<()>();
+        let abort = move || {
+            let Made(raw) = { raw };
+            let _ = device.make_current();
+            // SAFETY: the communicator is there: it is freed by nobody else once `aborted` is set. No call is under way, or one
+            // that waits for a lost rank, which NCCL then lets return.
+            unsafe { (library.ncclCommAbort)(raw) };
+            drop(sender);
+        };
+        if std::thread::Builder::new().name("nccl's end".into()).spawn(abort).is_ok() {
+            let _ = ended.recv_timeout(TO_ABORT);
+        }
     }
 
     /// Marks what the stream has been given, so that it can be seen to be done.
