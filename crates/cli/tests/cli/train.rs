@@ -140,13 +140,28 @@ fn a_run_without_one_finite_loss_says_that_it_diverged() {
 #[test]
 fn memory_for_samples_is_counted() {
     let place = Place::new();
-    place.does("plan --threads 1 --json plan.json");
-    let Some(machine) = place.json("plan.json")["machine_bytes"].as_u64() else { return };
-    // training needs little memory, but the key/value cache of the whole context needs 4 times that of the machine
-    let context = machine / 4000;
-    place.refuses(
-        &format!("train --model n_layer=250,n_head=1,n_embd=8,vocab_size=256,max_seq_len={context} --batch 1 --seq 1"),
-        &["this run needs", "of memory and the machine has"],
+    let sizes = |seq: u64| {
+        let model = format!("n_layer=250,n_head=1,n_embd=32,vocab_size=256,max_seq_len={seq}");
+        format!("--model {model} --batch 1 --seq {seq} --recompute full --threads 1")
+    };
+    let planned = |seq: u64| {
+        place.does(&format!("plan {} --json plan.json", sizes(seq)));
+        let plan = place.json("plan.json");
+        [&plan["total_bytes"], &plan["machine_bytes"]].map(serde_json::Value::as_u64)
+    };
+    let few = 4096;
+    let [Some(needs), Some(machine)] = planned(few) else { return };
+    // training alone takes nine tenths of the machine; the keys and values of samples, as long as its sequences, another fifth
+    let seq = machine / 20 * 19 / (needs / few);
+    assert!(planned(seq)[0].unwrap() < machine, "training alone fits");
+    place.write("text.txt", "A line of the text.\n".repeat(seq as usize / 10));
+    let data = "--data text.txt --val-data text.txt --tokenizer bytes";
+    let done = place.runs(&format!("train {} {data}", sizes(seq)));
+    let said = done.stderr.lines().last().unwrap_or_default();
+    assert_eq!(done.code, Some(2), "{}", done.stderr);
+    assert!(
+        said.starts_with("error: this run needs") && said.contains("of memory and the machine has"),
+        "{said}"
     );
 }
 
