@@ -1,14 +1,17 @@
-//! The paths, and who may use them.
+//! The paths of the model.
 
+use crate::access::Access;
 use crate::answers::Answers;
 use crate::error::ApiError;
-use crate::http::{BadBody, Handler, Open, Request, Response, Source, answer, events, only};
+use crate::http::{
+    BadBody, Handler, Open, Request, Response, Source, answer, decoded, events, only, page, sent,
+};
 use crate::metrics::Metrics;
 use crate::model::Model;
 use crate::schema::{Asked, no_model};
 use crate::worker::{Busy, Queue, Told, Work};
 use bytes::Bytes;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
+use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::{Method, StatusCode};
 use serde_json::{Value, json};
 use std::hash::{BuildHasher, RandomState};
@@ -20,21 +23,6 @@ use tokio::sync::mpsc;
 
 /// The chat page.
 const PAGE: &str = include_str!("page.html");
-/// The page may load nothing from elsewhere.
-const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
-                           base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-
-/// Who may ask.
-#[derive(Clone, Debug, Default)]
-pub struct Access {
-    /// What a client must send as its bearer token.
-    pub api_key: Option<String>,
-    /// The origin of pages, other than our own, that may ask; `*` for all.
-    pub cors: Option<String>,
-    /// Whether only this machine can reach us: then names of other machines are refused, which a web page that knows our port could
-    /// otherwise give us.
-    pub loopback: bool,
-}
 
 /// OpenAI's schema over a queue of work.
 pub struct Api {
@@ -89,16 +77,16 @@ impl Api {
     async fn route(&self, request: Request) -> (&'static str, Result<Response, ApiError>) {
         let get = |path, answer: Result<Response, ApiError>| match request.method {
             Method::GET | Method::HEAD => (path, answer),
-            _ => (path, Ok(only(no_method(&request).response(), "GET, HEAD"))),
+            _ => (path, Ok(only(ApiError::no_method(&request).response(), "GET, HEAD"))),
         };
         match request.path.as_str() {
-            "/" => get("/", Ok(self.page())),
+            "/" => get("/", Ok(page(PAGE))),
             "/health" => get("/health", Ok(self.health())),
-            "/metrics" => get("/metrics", self.allowed(&request).map(|()| self.told_metrics())),
-            "/v1/models" => get("/v1/models", self.allowed(&request).map(|()| self.models())),
+            "/metrics" => get("/metrics", self.access.check(&request).map(|()| self.told_metrics())),
+            "/v1/models" => get("/v1/models", self.access.check(&request).map(|()| self.models())),
             path if path.starts_with("/v1/models/") => {
                 let name = path["/v1/models/".len()..].to_owned();
-                get("/v1/models/…", self.allowed(&request).and_then(|()| self.one_model(&name)))
+                get("/v1/models/…", self.access.check(&request).and_then(|()| self.one_model(&name)))
             }
             path @ ("/v1/completions" | "/v1/chat/completions") => {
                 let (chat, path) = match path {
@@ -106,60 +94,12 @@ impl Api {
                     _ => (true, "/v1/chat/completions"),
                 };
                 if request.method != Method::POST {
-                    return (path, Ok(only(no_method(&request).response(), "POST")));
+                    return (path, Ok(only(ApiError::no_method(&request).response(), "POST")));
                 }
                 (path, self.write(request, chat).await)
             }
-            other => {
-                let message = format!("{other:?} is not a path of this server");
-                let code = Some("unknown_url");
-                ("other", Err(ApiError::new(StatusCode::NOT_FOUND, code, message)))
-            }
+            other => ("other", Err(ApiError::no_path(other))),
         }
-    }
-
-    /// Refuses a client that may not ask.
-    fn allowed(&self, request: &Request) -> Result<(), ApiError> {
-        self.check_host(request)?;
-        let Some(key) = &self.access.api_key else { return Ok(()) };
-        let given = request.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let given = given.and_then(|value| value.strip_prefix("Bearer ")).unwrap_or("").trim();
-        if same(given.as_bytes(), key.as_bytes()) {
-            return Ok(());
-        }
-        let message = match given {
-            "" => "no API key: send the header `Authorization: Bearer KEY`",
-            _ => "the API key is wrong",
-        };
-        Err(ApiError::new(StatusCode::UNAUTHORIZED, Some("invalid_api_key"), message))
-    }
-
-    /// On the loopback address and without a key, a page of another site could reach us under its own name.
-    fn check_host(&self, request: &Request) -> Result<(), ApiError> {
-        if !self.access.loopback || self.access.api_key.is_some() || self.access.cors.is_some() {
-            return Ok(());
-        }
-        let host = request.headers.get(HOST).and_then(|value| value.to_str().ok()).unwrap_or("");
-        let name = match host.strip_prefix('[') {
-            Some(rest) => rest.split(']').next().unwrap_or(""),
-            None => host.split(':').next().unwrap_or(""),
-        };
-        let local = name == "localhost" || name.parse().is_ok_and(|at: std::net::IpAddr| at.is_loopback());
-        if local {
-            return Ok(());
-        }
-        let message = format!(
-            "the host is {host:?}, expected this machine's own name; give the server --api-key to serve others"
-        );
-        Err(ApiError::new(StatusCode::FORBIDDEN, Some("wrong_host"), message))
-    }
-
-    fn page(&self) -> Response {
-        let mut response = answer(StatusCode::OK, "text/html; charset=utf-8", PAGE);
-        let headers = response.headers_mut();
-        headers.insert("content-security-policy", HeaderValue::from_static(PAGE_POLICY));
-        headers.insert("referrer-policy", HeaderValue::from_static("no-referrer"));
-        response
     }
 
     fn health(&self) -> Response {
@@ -205,7 +145,7 @@ impl Api {
     /// Writes what is asked for.
     async fn write(&self, request: Request, chat: bool) -> Result<Response, ApiError> {
         let came = Instant::now();
-        self.allowed(&request)?;
+        self.access.check(&request)?;
         if self.draining.load(Ordering::Relaxed) {
             let message = "the server is shutting down; ask again later";
             return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, Some("shutting_down"), message));
@@ -295,11 +235,6 @@ impl Handler for Api {
     }
 }
 
-fn no_method(request: &Request) -> ApiError {
-    let message = format!("{} is not a method of {:?}", request.method, request.path);
-    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, None, message)
-}
-
 fn bad_body(why: BadBody) -> ApiError {
     let (status, message) = match why {
         BadBody::Large => (StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than this server takes"),
@@ -323,45 +258,12 @@ fn stopped() -> ApiError {
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, None, "the model has stopped")
 }
 
-/// Whether two texts are the same, in a time that does not tell where they differ.
-fn same(a: &[u8], b: &[u8]) -> bool {
-    let longest = a.len().max(b.len());
-    let byte = |text: &[u8], at: usize| text.get(at).copied().unwrap_or(0);
-    let differ = (0..longest).fold(a.len() ^ b.len(), |all, at| all | usize::from(byte(a, at) ^ byte(b, at)));
-    std::hint::black_box(differ) == 0
-}
-
-/// A part of a path with its `%` escapes taken out.
-fn decoded(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let (mut out, mut at) = (Vec::with_capacity(bytes.len()), 0);
-    while at < bytes.len() {
-        let hex = text.get(at + 1..at + 3).filter(|_| bytes[at] == b'%');
-        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
-            Some(byte) => {
-                out.push(byte);
-                at += 3;
-            }
-            None => {
-                out.push(bytes[at]);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
-}
-
 fn note_first(metrics: &Metrics, came: &mut Option<Instant>, (_, event): &Told) {
     if matches!(event, Ok(ironhorse_train::generate::Event::Token(_)))
         && let Some(came) = came.take()
     {
         metrics.first_token_seconds.record(came.elapsed());
     }
-}
-
-/// One server-sent event.
-fn sent(value: &Value) -> String {
-    format!("data: {value}\n\n")
 }
 
 /// What a stream of a conversation begins with.
@@ -429,25 +331,5 @@ impl Stream {
             self.ready.push_str(&sent(&self.answers.usage_piece()));
         }
         self.ready.push_str("data: [DONE]\n\n");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_are_compared_whole() {
-        assert!(same(b"", b"") && same(b"key", b"key"));
-        for (a, b) in [("key", "kez"), ("key", "ke"), ("", "k"), ("key\0", "key"), ("a", "b")] {
-            assert!(!same(a.as_bytes(), b.as_bytes()), "{a} {b}");
-        }
-    }
-
-    #[test]
-    fn escapes_are_taken_out() {
-        assert_eq!(decoded("Qwen%2FQwen3-0.6B"), "Qwen/Qwen3-0.6B");
-        assert_eq!(decoded("a%zz%2"), "a%zz%2");
-        assert_eq!(decoded("%é"), "%é");
     }
 }

@@ -1,6 +1,6 @@
 //! What a client is told when something is wrong, as OpenAI says it.
 
-use crate::http::{Response, answer};
+use crate::http::{Request, Response, answer};
 use hyper::StatusCode;
 use serde_json::json;
 
@@ -32,6 +32,18 @@ impl ApiError {
     /// A request that is wrong as a whole.
     pub fn bad(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, None, message)
+    }
+
+    /// A method that a path does not have.
+    pub fn no_method(request: &Request) -> Self {
+        let message = format!("{} is not a method of {:?}", request.method, request.path);
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, None, message)
+    }
+
+    /// A path that there is not.
+    pub fn no_path(path: &str) -> Self {
+        let message = format!("{path:?} is not a path of this server");
+        Self::new(StatusCode::NOT_FOUND, Some("unknown_url"), message)
     }
 
     /// What kind of error it is.

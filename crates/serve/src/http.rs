@@ -55,6 +55,10 @@ impl Default for Limits {
 /// The largest head of a request, in bytes.
 const HEAD_BYTES: usize = 32 << 10;
 
+/// What a page of ours may load: nothing from elsewhere.
+const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
+                           base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
 /// A whole request.
 #[derive(Debug)]
 pub struct Request {
@@ -62,10 +66,40 @@ pub struct Request {
     pub method: Method,
     /// What is asked for, without the query.
     pub path: String,
+    /// The query, as it was sent.
+    pub query: String,
     /// Its headers.
     pub headers: HeaderMap,
     /// Its body, or why there is none.
     pub body: Result<Bytes, BadBody>,
+}
+
+impl Request {
+    /// The values of a name in the query, in their order.
+    pub fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = String> + 'a {
+        let pairs = self.query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+        pairs.filter(move |(key, _)| *key == name).map(|(_, value)| decoded(&value.replace('+', " ")))
+    }
+}
+
+/// A part of a path or a query with its `%` escapes taken out.
+pub fn decoded(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let (mut out, mut at) = (Vec::with_capacity(bytes.len()), 0);
+    while at < bytes.len() {
+        let hex = text.get(at + 1..at + 3).filter(|_| bytes[at] == b'%');
+        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+            Some(byte) => {
+                out.push(byte);
+                at += 3;
+            }
+            None => {
+                out.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
 }
 
 /// Why a body did not arrive.
@@ -140,6 +174,20 @@ pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<By
 pub fn events(source: Box<dyn Source>) -> Response {
     let mut response = answer(StatusCode::OK, "text/event-stream; charset=utf-8", Bytes::new());
     *response.body_mut() = Body::Pieces(source);
+    response
+}
+
+/// One server-sent event.
+pub fn sent(value: &serde_json::Value) -> String {
+    format!("data: {value}\n\n")
+}
+
+/// A page that may load nothing from elsewhere.
+pub fn page(html: &'static str) -> Response {
+    let mut response = answer(StatusCode::OK, "text/html; charset=utf-8", html);
+    let headers = response.headers_mut();
+    headers.insert("content-security-policy", HeaderValue::from_static(PAGE_POLICY));
+    headers.insert("referrer-policy", HeaderValue::from_static("no-referrer"));
     response
 }
 
@@ -226,8 +274,8 @@ async fn connection<H: Handler>(
                 Ok(Err(_)) => Err(BadBody::Broken),
             };
             let broken = body.is_err();
-            let path = head.uri.path().to_owned();
-            let request = Request { method: head.method, path, headers: head.headers, body };
+            let (path, query) = (head.uri.path().to_owned(), head.uri.query().unwrap_or("").to_owned());
+            let request = Request { method: head.method, path, query, headers: head.headers, body };
             let mut response = handler.handle(request).await;
             if broken {
                 // what is left of the body would be taken for the next request
@@ -304,5 +352,30 @@ impl<T: Write + Unpin> Write for Timed<T> {
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let shut = Pin::new(&mut self.inner).poll_shutdown(cx);
         self.limited(cx, shut)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_are_taken_out() {
+        assert_eq!(decoded("Qwen%2FQwen3-0.6B"), "Qwen/Qwen3-0.6B");
+        assert_eq!(decoded("a%zz%2"), "a%zz%2");
+        assert_eq!(decoded("%é"), "%é");
+    }
+
+    #[test]
+    fn a_query_has_values_by_name() {
+        let request = Request {
+            method: Method::GET,
+            path: "/".into(),
+            query: "run=a%26b&x=1&run=c+d&run&runs=e".into(),
+            headers: HeaderMap::new(),
+            body: Ok(Bytes::new()),
+        };
+        assert_eq!(request.values("run").collect::<Vec<_>>(), ["a&b", "c d", ""]);
+        assert_eq!(request.values("y").count(), 0);
     }
 }

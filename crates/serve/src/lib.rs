@@ -1,24 +1,26 @@
-//! Serving a model over HTTP in OpenAI's schema, with continuous batching (ADR 0025).
+//! Serving a model over HTTP in OpenAI's schema, with continuous batching (ADR 0025), and runs as a page (ADR 0026).
 //!
-//! [`http`] is a server with limits that knows nothing of models; [`api`] answers requests over a queue of [`worker`], whose thread
-//! owns the model. [`run`] puts them together.
+//! [`http`] is a server with limits that knows neither models nor runs, [`access`] says who may ask; [`api`] answers requests over a queue of
+//! [`worker`], whose thread owns the model, and [`runs`] from the folders of runs. [`run`] and [`runs::run`] put them together.
 #![forbid(unsafe_code)]
 
+pub mod access;
 mod answers;
 pub mod api;
-mod error;
+pub mod error;
 pub mod http;
 mod metrics;
 mod model;
+pub mod runs;
 mod schema;
 mod worker;
 
-pub use api::Access;
+pub use access::Access;
 pub use model::Model;
 pub use schema::MOST_TEXTS;
 
 use api::Api;
-use http::{Limits, Open};
+use http::{Handler, Limits, Open};
 use ironhorse_train::session::Session;
 use metrics::Metrics;
 use std::net::{SocketAddr, TcpListener};
@@ -118,15 +120,8 @@ fn serve(
         }
     }
     let _close = Close(queue);
-    let failed = |source| Error::Network { what: "cannot serve".into(), source };
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build().map_err(failed)?;
-    runtime.block_on(async {
-        let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
-        let (stop, stopped) = tokio::sync::watch::channel(false);
-        let api = Arc::new(api);
-        let limits = Limits { stalled: settings.limits.stalled, ..settings.limits };
-        let server = tokio::spawn(http::serve(listener, api.clone(), limits, open, stopped));
+    let api = Arc::new(api);
+    on_network(listener, api.clone(), (settings.limits, open), async || {
         while signal.load(Ordering::Relaxed) == 0 && !queue.is_gone() {
             tokio::time::sleep(LOOK).await;
         }
@@ -135,6 +130,24 @@ fn serve(
         while api.answering() > 0 && tokio::time::Instant::now() < end {
             tokio::time::sleep(LOOK).await;
         }
+    })
+}
+
+/// Answers requests on this thread until `until` ends.
+fn on_network<H: Handler>(
+    listener: TcpListener,
+    handler: Arc<H>,
+    (limits, open): (Limits, Open),
+    until: impl AsyncFnOnce(),
+) -> Result<(), Error> {
+    let failed = |source| Error::Network { what: "cannot serve".into(), source };
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build().map_err(failed)?;
+    runtime.block_on(async {
+        let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
+        let (stop, stopped) = tokio::sync::watch::channel(false);
+        let server = tokio::spawn(http::serve(listener, handler, limits, open, stopped));
+        until().await;
         let _ = stop.send(true);
         // what is left are clients that do not read
         let _ = tokio::time::timeout(Duration::from_secs(2), server).await;

@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
+mod client;
+
+use client::answer;
 use ironhorse_cpu::CpuEngine;
 use ironhorse_serve::http::Limits;
 use ironhorse_serve::{Access, Model, Settings, listen, run};
@@ -135,32 +138,6 @@ fn post_head(path: &str, length: usize, more: &str) -> String {
         "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
          content-length: {length}\r\n{more}\r\n"
     )
-}
-
-fn answer(stream: TcpStream) -> (u16, String, String) {
-    let mut all = Vec::new();
-    let _ = BufReader::new(stream).read_to_end(&mut all); // a connection that is cut has told what it has
-    let all = String::from_utf8_lossy(&all).into_owned();
-    let (head, body) = all.split_once("\r\n\r\n").unwrap_or((&all, ""));
-    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
-    let body = match head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
-        true => unchunked(body),
-        false => body.to_owned(),
-    };
-    (status, head.to_owned(), body)
-}
-
-fn unchunked(mut body: &str) -> String {
-    let mut out = String::new();
-    while let Some((size, rest)) = body.split_once("\r\n") {
-        let size = usize::from_str_radix(size, 16).unwrap_or(0);
-        if size == 0 || size > rest.len() {
-            break;
-        }
-        out.push_str(&rest[..size]);
-        body = rest[size..].trim_start_matches("\r\n");
-    }
-    out
 }
 
 /// What `generate` writes after a prompt, with the same settings.

@@ -11,6 +11,8 @@ pub mod doctor;
 pub mod eval;
 pub mod fetch;
 pub mod generate;
+#[cfg(feature = "serve")]
+mod key;
 pub mod model;
 pub mod plan;
 pub mod prepare;

@@ -253,7 +253,7 @@ impl Figures<'_> {
     }
 
     fn by_layer(&self) -> Vec<Group> {
-        let mut groups = self.by(|op| layer_of(self.program, op));
+        let mut groups = self.by(|op| layer_of(self.program.origin(&self.program.nodes()[op])).to_owned());
         groups.sort_by_key(|group| layer_order(&group.name));
         groups
     }
@@ -300,24 +300,26 @@ impl Figures<'_> {
     }
 }
 
-/// `h.3.mlp.c_fc` belongs to `h.3`; any other origin is its own group.
-fn layer_of(program: &Program, op: usize) -> String {
-    let origin = program.origin(&program.nodes()[op]);
-    match origin.strip_prefix("h.").and_then(|rest| rest.split_once('.')) {
-        Some((layer, _)) => format!("h.{layer}"),
-        None => origin.to_owned(),
-    }
+/// `h.3.mlp.c_fc` belongs to `h.3`, `layers.3.attn` to `layers.3`; any other origin is its own group.
+fn layer_of(origin: &str) -> &str {
+    let mut dots = origin.match_indices('.').map(|(at, _)| at);
+    let end = dots.next().and_then(|_| dots.next()).unwrap_or(origin.len());
+    if layer_number(&origin[..end]).is_some() { &origin[..end] } else { origin }
+}
+
+/// The number of `h.3` or `layers.3`.
+fn layer_number(name: &str) -> Option<usize> {
+    let (stack, number) = name.split_once('.')?;
+    number.parse().ok().filter(|_| ["h", "layers"].contains(&stack))
 }
 
 /// Model order: embedding, layers by number, then the rest, idle time last.
 fn layer_order(name: &str) -> (usize, usize, String) {
-    match name.strip_prefix("h.").and_then(|layer| layer.parse().ok()) {
-        Some(layer) => (1, layer, String::new()),
-        None => match name {
-            "embed" => (0, 0, String::new()),
-            "idle" => (3, 0, String::new()),
-            other => (2, 0, other.to_owned()),
-        },
+    match (name, layer_number(name)) {
+        (_, Some(layer)) => (1, layer, String::new()),
+        ("embed", _) => (0, 0, String::new()),
+        ("idle", _) => (3, 0, String::new()),
+        (other, _) => (2, 0, other.to_owned()),
     }
 }
 
@@ -384,4 +386,27 @@ fn print_gpu(report: &ProfileReport, head: &str, gpu: &str, busy: &Busy) -> Resu
         report.gflops_possible / 1e3,
         report.gb_per_s_possible / 1e3
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ops_belong_to_layers_of_every_family_in_the_order_of_the_model() {
+        let origins = [
+            "lm_head",
+            "layers.10.attn",
+            "h.2.mlp.c_fc",
+            "layers.2.experts.w2",
+            "layers.x.y",
+            "embed",
+            "idle",
+            "h.0",
+        ];
+        let mut layers = origins.map(layer_of);
+        assert_eq!(layers, ["lm_head", "layers.10", "h.2", "layers.2", "layers.x.y", "embed", "idle", "h.0"]);
+        layers.sort_by_key(|name| layer_order(name));
+        assert_eq!(layers, ["embed", "h.0", "h.2", "layers.2", "layers.10", "layers.x.y", "lm_head", "idle"]);
+    }
 }

@@ -92,3 +92,29 @@ pub fn facts(run: &RunView) -> Vec<(&'static str, String)> {
     add("unreadable", run.unreadable.as_ref().map(|(count, first)| format!("{count} lines; {first}")));
     facts
 }
+
+/// The same, with what the machine says of its process after what the log says of the present.
+pub fn facts_with(run: &RunView, machine: &[(&'static str, String)]) -> Vec<(&'static str, String)> {
+    let mut facts = facts(run);
+    let at = facts.iter().position(|(name, _)| *name == "trained for").unwrap_or(facts.len());
+    facts.splice(at..at, machine.iter().cloned());
+    facts
+}
+
+/// How a run was started, and every setting.
+pub fn settings(run: &RunView) -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    if let Some(origin) = &run.origin {
+        let start = origin.last_start();
+        for (name, text) in [
+            ("command", start.command.join(" ")),
+            ("started", format!("{} UTC, {} resumes since", origin.started.time, origin.resumes.len())),
+            ("host, device", format!("{}, {}", start.host, start.device)),
+            ("version", format!("{} {}", start.version, start.commit)),
+        ] {
+            all.push((name.to_owned(), text));
+        }
+    }
+    all.extend(run.config.iter().map(|(name, value)| (name.clone(), value.to_string())));
+    all
+}

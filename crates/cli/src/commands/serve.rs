@@ -1,8 +1,9 @@
 //! `ironhorse serve`
 
+use super::key::key;
 use super::speaking::{Rows, Speaking, SpeakingArgs};
 use crate::{Outcome, number, out, signals};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
 use ironhorse::Device;
 use ironhorse::train::run::Control;
@@ -61,25 +62,8 @@ const SERVER: &str = "Server";
 /// Tokens of prompts that are read at a time on a GPU.
 const GPU_PREFILL: usize = 256;
 
-impl ServeArgs {
-    fn key(&self) -> Result<Option<String>> {
-        let key = match &self.api_key_file {
-            Some(file) => {
-                let text = std::fs::read_to_string(file)
-                    .with_context(|| format!("{}: cannot read the key", file.display()))?;
-                Some(text.lines().next().unwrap_or_default().trim().to_owned())
-            }
-            None => self.api_key.clone(),
-        };
-        if key.as_ref().is_some_and(String::is_empty) {
-            bail!("the API key is empty; give one, or no --api-key at all");
-        }
-        Ok(key)
-    }
-}
-
 pub fn run(args: &ServeArgs) -> Result<Outcome> {
-    let api_key = args.key()?;
+    let api_key = key(args.api_key.as_deref(), args.api_key_file.as_deref(), "--api-key")?;
     let is_cpu = args.model.engine.device()? == Device::Cpu;
     let prefill = args.prefill.unwrap_or(if is_cpu { PREFILL } else { GPU_PREFILL });
     if is_cpu && prefill.max(args.rows.unwrap_or(1)) > PREFILL {

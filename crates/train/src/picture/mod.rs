@@ -17,4 +17,5 @@ pub(crate) use curves::smoothed;
 pub use curves::smoothed_over;
 pub use curves::{Plot, Series, Style, curves_svg, curves_text, loss_svg};
 pub use heatmap::{load_svg, load_text};
+pub use svg::{COLOURS, DASHES};
 pub use thin::thin;

@@ -2,8 +2,7 @@
 
 use super::gpu::Machine;
 use anyhow::Result;
-use ironhorse::train::picture::{smoothed_over, thin};
-use ironhorse::train::run::view::{Quantity, RunView};
+use ironhorse::train::run::view::{Drawn, Quantity, RunView, SMOOTHING};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use std::collections::HashMap;
 
@@ -38,9 +37,6 @@ impl Panel {
         }
     }
 }
-
-/// How many neighbours a point is the mean of: this share of all points. 0 is no smoothing.
-const SMOOTHING: [(&str, usize); 4] = [("medium", 60), ("strong", 15), ("none", 0), ("light", 240)];
 
 /// What a key asks for.
 #[derive(Debug, PartialEq, Eq)]
@@ -130,18 +126,13 @@ impl App {
     pub fn curve(&mut self, run: usize, quantity: Quantity, smoothed: bool, columns: usize) -> &[(f64, f64)] {
         let share = if smoothed { SMOOTHING[self.smoothing].1 } else { 0 };
         let table = &self.runs[run].table;
-        self.curves.entry((run, quantity, smoothed, columns)).or_insert_with(|| {
-            let points = table.points(quantity);
-            match share {
-                0 => thin(&points, columns),
-                share => thin(&smoothed_over(&points, (points.len() / share).max(1)), columns),
-            }
-        })
+        let drawn = Drawn::whole(share, columns);
+        self.curves.entry((run, quantity, smoothed, columns)).or_insert_with(|| table.curve(quantity, &drawn))
     }
 
     /// Whether the smoothed curve of a quantity is another than its points.
     pub fn smooths(&self, quantity: Quantity) -> bool {
-        SMOOTHING[self.smoothing].1 > 0 && !quantity.is_sparse() && quantity != Quantity::Lr
+        SMOOTHING[self.smoothing].1 > 0 && quantity.is_noisy()
     }
 
     /// The sample that is shown: its number from 0, its step and its text.

@@ -3,7 +3,7 @@
 use super::super::runs;
 use super::app::{App, Panel};
 use crate::figures::{duration, short, whole};
-use ironhorse::train::run::view::{Life, Quantity, RunView};
+use ironhorse::train::run::view::{Life, Quantity};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -127,10 +127,8 @@ fn draw_overview(frame: &mut Frame<'_>, area: Rect, app: &mut App) {
 }
 
 fn figures(app: &App) -> Vec<(&'static str, String)> {
-    let mut facts = runs::facts(app.run());
+    let mut facts = runs::facts_with(app.run(), &app.machine_facts);
     facts.retain(|(name, _)| !["state", "step", "time left"].contains(name)); // they are in the head
-    let at = facts.iter().position(|(name, _)| *name == "trained for").unwrap_or(facts.len());
-    facts.splice(at..at, app.machine_facts.iter().cloned());
     facts
 }
 
@@ -312,7 +310,7 @@ fn harmless(text: &str) -> String {
 }
 
 fn draw_settings(frame: &mut Frame<'_>, area: Rect, app: &App) {
-    let lines: Vec<Line<'_>> = settings(app.run())
+    let lines: Vec<Line<'_>> = runs::settings(app.run())
         .into_iter()
         .map(|(name, text)| {
             let name = Span::styled(format!("{name:<16} "), Style::new().add_modifier(Modifier::DIM));
@@ -323,29 +321,13 @@ fn draw_settings(frame: &mut Frame<'_>, area: Rect, app: &App) {
     frame.render_widget(Paragraph::new(lines).block(block), area);
 }
 
-fn settings(run: &RunView) -> Vec<(String, String)> {
-    let mut all = Vec::new();
-    if let Some(origin) = &run.origin {
-        let start = origin.last_start();
-        for (name, text) in [
-            ("command", start.command.join(" ")),
-            ("started", format!("{} UTC, {} resumes since", origin.started.time, origin.resumes.len())),
-            ("host, device", format!("{}, {}", start.host, start.device)),
-            ("version", format!("{} {}", start.version, start.commit)),
-        ] {
-            all.push((name.to_owned(), text));
-        }
-    }
-    all.extend(run.config.iter().map(|(name, value)| (name.clone(), value.to_string())));
-    all
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::app::Then;
     use super::*;
     use ironhorse::train::run::RunFolder;
     use ironhorse::train::run::metrics::Metrics;
+    use ironhorse::train::run::view::RunView;
     use ironhorse::train::session::LayerRouting;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;

@@ -1,8 +1,9 @@
-//! `ironhorse watch`: runs in a terminal, while they go on or afterwards. Only reads.
+//! `ironhorse watch`: runs in a terminal or as a page, while they go on or afterwards. Only reads.
 //!
 //! ```text
 //! mod.rs   the flags, the loop of the terminal    app.rs   what is shown, and what keys change
 //! draw.rs  the panels                             gpu.rs   memory and GPU of the process
+//! web.rs   the page
 //! ```
 
 #[cfg(feature = "watch")]
@@ -11,6 +12,8 @@ mod app;
 mod draw;
 #[cfg(feature = "watch")]
 mod gpu;
+#[cfg(feature = "serve")]
+mod web;
 
 use super::runs;
 use crate::{Outcome, out};
@@ -18,14 +21,16 @@ use anyhow::Result;
 use clap::Args;
 use ironhorse::train::run::view::RunView;
 use std::io::IsTerminal;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Shows runs in the terminal: curves, speed, memory, samples
+/// Shows runs in the terminal or as a page: curves, speed, memory, samples
 #[derive(Args)]
 #[command(
     after_help = "Examples:\n  ironhorse watch                          the run whose log was written last\n  \
     ironhorse watch runs/0001 runs/0002      two runs, one over the other\n  \
-    ironhorse watch --once                   what is known now, as text\n\n\
+    ironhorse watch --once                   what is known now, as text\n  \
+    ironhorse watch --web                    all runs below runs/ as a page, http://127.0.0.1:8090/\n\n\
     Keys: q ends, tab another panel, s smoothing, l logarithmic axis, up and down another run, left and right another sample.\n\
     The run is only read, never stopped: it does not know that it is watched."
 )]
@@ -34,17 +39,46 @@ pub struct WatchArgs {
     #[arg(value_name = "RUN")]
     runs: Vec<PathBuf>,
     /// Print what is known now and end; this is also done where standard output is no terminal
-    #[arg(long)]
+    #[arg(long, conflicts_with = "web")]
     once: bool,
+    /// A page in the browser instead of the terminal; without RUN it has all runs below runs/, also those that begin later
+    #[arg(long)]
+    web: bool,
+    /// The address and port of the page; port 0 takes a free one. Other addresses than this machine's own need a token
+    #[arg(long, requires = "web", default_value = "127.0.0.1:8090", value_name = "ADDRESS")]
+    listen: SocketAddr,
+    /// What the page must be given to show anything; other users of the machine can see it in the command line
+    #[arg(long, requires = "web", value_name = "TOKEN", conflicts_with = "token_file")]
+    token: Option<String>,
+    /// The same, the first line of a file
+    #[arg(long, requires = "web", value_name = "FILE")]
+    token_file: Option<PathBuf>,
 }
 
 pub fn run(args: &WatchArgs) -> Result<Outcome> {
+    if args.web {
+        return web(args);
+    }
     let views = runs::given_or_newest(&args.runs)?;
     let views = views.iter().map(|path| RunView::open(path)).collect::<Result<Vec<_>, _>>()?;
     if args.once || !std::io::stdout().is_terminal() {
         return print(&views);
     }
     terminal(views)
+}
+
+#[cfg(feature = "serve")]
+fn web(args: &WatchArgs) -> Result<Outcome> {
+    web::run(args)
+}
+
+#[cfg(not(feature = "serve"))]
+fn web(args: &WatchArgs) -> Result<Outcome> {
+    let WatchArgs { listen, token, token_file, .. } = args;
+    let _ = (listen, token, token_file);
+    anyhow::bail!(
+        "this build has no page (feature `serve`); use ironhorse watch in a terminal, or ironhorse report"
+    )
 }
 
 /// Prints the figures of each run.

@@ -2,12 +2,15 @@
 //! run does not know.
 //!
 //! ```text
-//! mod.rs    the folder, and what is new in it    table.rs  the log by columns    tail.rs  the log as it grows, and is cut back
+//! mod.rs    the folder, and what is new in it    tail.rs   the log as it grows, and is cut back
+//! table.rs  the log by columns                   curve.rs  a column as it is drawn: smoothed and thinned
 //! ```
 
+mod curve;
 mod table;
 mod tail;
 
+pub use curve::{Column, Drawn, SMOOTHING};
 pub use table::{Quantity, Sparse, Table};
 
 use self::tail::Tail;

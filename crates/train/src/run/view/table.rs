@@ -1,5 +1,6 @@
 //! The numbers of a log, by column.
 
+use super::curve::Column;
 use crate::run::metrics::{Ended, Graded, Metrics};
 use crate::session::LayerRouting;
 
@@ -37,6 +38,20 @@ impl Quantity {
         Self::RewardAccuracy,
     ];
 
+    /// What the log calls it; the busiest expert is not in the log as such.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::Loss => "loss",
+            Self::ValLoss => "val_loss",
+            Self::Lr => "lr",
+            Self::GradNorm => "grad_norm",
+            Self::TokensPerS => "tokens_per_s",
+            Self::StepMs => "ms",
+            Self::Busiest => "busiest_expert",
+            Self::RewardAccuracy => "reward_accuracy",
+        }
+    }
+
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
@@ -66,6 +81,11 @@ impl Quantity {
     /// Whether it is measured now and then, and not in every step.
     pub fn is_sparse(self) -> bool {
         matches!(self, Self::ValLoss)
+    }
+
+    /// Whether single steps are noise, so that a mean shows more.
+    pub fn is_noisy(self) -> bool {
+        !self.is_sparse() && self != Self::Lr
     }
 
     /// Its name with its unit.
@@ -191,40 +211,30 @@ impl Table {
         self.steps.is_empty()
     }
 
+    /// The values of a quantity.
+    pub fn column(&self, quantity: Quantity) -> Column<'_> {
+        match quantity {
+            Quantity::Loss => Column::Dense(&self.steps, &self.loss),
+            Quantity::ValLoss => Column::Sparse(&self.val),
+            Quantity::Lr => Column::Dense(&self.steps, &self.lr),
+            Quantity::GradNorm => Column::Dense(&self.steps, &self.grad_norm),
+            Quantity::TokensPerS => Column::Dense(&self.steps, &self.tokens_per_s),
+            Quantity::StepMs => Column::Dense(&self.steps, &self.ms),
+            Quantity::Busiest => Column::Sparse(&self.busiest),
+            Quantity::RewardAccuracy => Column::Sparse(&self.reward_accuracy),
+        }
+    }
+
     /// (step, value) of everything finite.
     pub fn points(&self, quantity: Quantity) -> Vec<(f64, f64)> {
-        let dense = |column: &[f32]| -> Vec<(f64, f64)> {
-            let all = self.steps.iter().zip(column).filter(|(_, value)| value.is_finite());
-            all.map(|(&step, &value)| (step as f64, f64::from(value))).collect()
-        };
-        let sparse = |column: &[(u64, f32)]| -> Vec<(f64, f64)> {
-            let all = column.iter().filter(|(_, value)| value.is_finite());
-            all.map(|&(step, value)| (step as f64, f64::from(value))).collect()
-        };
-        match quantity {
-            Quantity::Loss => dense(&self.loss),
-            Quantity::ValLoss => sparse(&self.val),
-            Quantity::Lr => dense(&self.lr),
-            Quantity::GradNorm => dense(&self.grad_norm),
-            Quantity::TokensPerS => dense(&self.tokens_per_s),
-            Quantity::StepMs => dense(&self.ms),
-            Quantity::Busiest => sparse(&self.busiest),
-            Quantity::RewardAccuracy => sparse(&self.reward_accuracy),
-        }
+        let column = self.column(quantity);
+        column.finite(0, column.len())
     }
 
     /// The last value, whatever it is: NaN too.
     pub fn last(&self, quantity: Quantity) -> Option<f32> {
-        match quantity {
-            Quantity::Loss => self.loss.last().copied(),
-            Quantity::ValLoss => self.val.last().map(|(_, value)| *value),
-            Quantity::Lr => self.lr.last().copied(),
-            Quantity::GradNorm => self.grad_norm.last().copied(),
-            Quantity::TokensPerS => self.tokens_per_s.last().copied(),
-            Quantity::StepMs => self.ms.last().copied(),
-            Quantity::Busiest => self.busiest.last().map(|(_, value)| *value),
-            Quantity::RewardAccuracy => self.reward_accuracy.last().map(|(_, value)| *value),
-        }
+        let column = self.column(quantity);
+        column.get(column.len().checked_sub(1)?).map(|(_, value)| value)
     }
 
     /// The lowest validation loss, and where it was measured.
