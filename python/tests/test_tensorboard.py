@@ -1,13 +1,17 @@
-"""The event files of a run, read by TensorBoard itself and by a reader of the format that checks every record.
+"""The event files of a run, read by TensorBoard, trackio, W&B, and a reader of the format that checks every record.
 
-Needs IRONHORSE_BIN. Tests that need the package `tensorboard` are skipped without it.
+Needs IRONHORSE_BIN. Each of these is skipped without its package: `tensorboard`, `trackio[tensorboard]`, `wandb`.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +179,81 @@ def test_ranks_write_one_file(tmp_path: Path):
     train(run, 3, "--ranks", 2, "--accumulate", 2)
     (file,) = files_of(run)
     assert len(records(file)) == 2 + 3 + 1, "the head, three steps and the sample at the end"
+
+
+TRACKIO = """
+import json, sys, trackio
+from trackio.sqlite_storage import SQLiteStorage
+
+trackio.import_tf_events(sys.argv[1], project="ironhorse")
+print(json.dumps({name: SQLiteStorage.get_logs("ironhorse", name) for name in SQLiteStorage.get_runs("ironhorse")}))
+"""
+
+
+def test_trackio_imports_the_log(run: Path, tmp_path: Path):
+    pytest.importorskip("trackio")
+    pytest.importorskip("tbparse")
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", TRACKIO, run]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (logged,) = json.loads(done.stdout.splitlines()[-1]).values()
+    log = log_of(run)
+    for tag, field in (("loss/training", "loss"), ("loss/validation", "val_loss"), ("learning_rate", "lr")):
+        # it knows nothing of restarts, so that the files themselves must have each step once
+        found = sorted((one["step"], one[tag]) for one in logged if tag in one)
+        expected = [(line["step"], line[field]) for line in log if field in line]
+        assert np.array(found) == pytest.approx(np.array(expected), rel=1e-6), tag
+
+
+WANDB = """
+import os, subprocess, sys, time, wandb
+
+folder, *command = sys.argv[1:]
+os.makedirs(folder + "/run/tensorboard")
+run = wandb.init(mode="offline", dir=folder, project="ironhorse")
+run._tensorboard_callback(folder + "/run/tensorboard", save=False, root_logdir=folder + "/run/tensorboard")
+time.sleep(2)
+subprocess.run(command, check=True, capture_output=True)
+time.sleep(5)
+run.finish()
+"""
+
+
+def wandb_history(data: bytes) -> list[dict[str, str]]:
+    """The history of a file of W&B's: LevelDB's log format after seven bytes, with protobuf messages inside."""
+    from wandb.proto import wandb_internal_pb2
+
+    at, part, found = 7, b"", []
+    while at + 7 <= len(data):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        _, size, kind = struct.unpack("<IHB", data[at : at + 7])
+        part = (part if kind in (3, 4) else b"") + data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(part)
+            if record.WhichOneof("record_type") == "history":
+                found.append({one.key or "/".join(one.nested_key): one.value_json for one in record.history.item})
+    return found
+
+
+def test_wandb_follows_a_run(tmp_path: Path):
+    wandb = pytest.importorskip("wandb")
+    if not hasattr(wandb.Run, "_tensorboard_callback"):
+        pytest.skip(f"wandb {wandb.__version__} follows event files in another way")
+    # the folder of the run is there before: W&B looks at folders that exist, and --out takes an empty one
+    train = [os.environ["IRONHORSE_BIN"], "train", "--model", SIZES, *FLAGS, "--steps", 20, "--out", tmp_path / "made"]
+    shell = f"{shlex.join(map(str, train))} && cp {tmp_path}/made/tensorboard/* {tmp_path}/run/tensorboard/"
+    command = [sys.executable, "-c", WANDB, str(tmp_path), "sh", "-c", shell]
+    environment = {**os.environ, "WANDB_SILENT": "true"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    history = wandb_history(file.read_bytes())
+    for tag, field in (("loss/training", "loss"), ("loss/validation", "val_loss"), ("gradient_norm", "grad_norm")):
+        found = [(int(one["global_step"]), float(one[tag])) for one in history if tag in one]
+        expected = [(line["step"], line[field]) for line in log_of(tmp_path / "made") if field in line]
+        assert np.array(found) == pytest.approx(np.array(expected), rel=1e-6), tag

@@ -1,6 +1,6 @@
-"""`ironhorse watch --web` in a real browser: open, switch runs, hover, zoom, reload during a run, files. Needs IRONHORSE_BIN.
+"""`ironhorse watch --web` in a real browser: open, switch runs, hover, zoom, reload during a run, files.
 
-The tests that need a browser are skipped without a Chromium (Debian: `apt install chromium`).
+Needs IRONHORSE_BIN. The tests that need a browser are skipped without a Chromium (Debian: `apt install chromium`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,12 @@ class Server:
     def __init__(self, *flags: object, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
         command = [os.environ["IRONHORSE_BIN"], "watch", "--web", "--listen", "127.0.0.1:0", *map(str, flags)]
         self.process = subprocess.Popen(
-            command, cwd=cwd, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -56,7 +61,15 @@ class Server:
 
 
 def log_line(step: int, loss: float, **more: object) -> str:
-    line = {"step": step, "loss": loss, "lr": 1e-3, "grad_norm": 0.5, "ms": 20.0, "tokens": 512, "tokens_per_s": 25600.0}
+    line = {
+        "step": step,
+        "loss": loss,
+        "lr": 1e-3,
+        "grad_norm": 0.5,
+        "ms": 20.0,
+        "tokens": 512,
+        "tokens_per_s": 25600.0,
+    }
     return json.dumps({**line, **more}) + "\n"
 
 
@@ -170,7 +183,9 @@ def test_a_page_opens_and_compares_runs(browser: Browser, server: Server):
     assert labels == ["second training", "second validation", "first training", "first validation"]
     head = browser.evaluate("[...document.querySelectorAll('#figures th')].map(one => one.textContent)")
     assert head == ["second", "first"]
-    rows = browser.evaluate("[...document.querySelectorAll('#settings tr.differs td:first-child')].map(one => one.textContent)")
+    rows = browser.evaluate(
+        "[...document.querySelectorAll('#settings tr.differs td:first-child')].map(e => e.textContent)"
+    )
     assert "lr" in rows and "batch" not in rows
     first = browser.evaluate("document.querySelector('#settings tr:nth-child(2)').className")
     assert first == "differs", "what differs comes first"
@@ -186,7 +201,9 @@ def test_hover_zoom_smoothing_and_axes(browser: Browser, server: Server, top: Pa
     log = [json.loads(line) for line in (top / "runs" / "second" / "metrics.jsonl").read_text().splitlines()]
     browser.mouse("mouseMoved", *place(browser, "loss", 0.5))
     text = browser.wait("!document.getElementById('tip').hidden && document.getElementById('tip').textContent")
-    found = re.match(r"training ([0-9.]+), mean ([0-9.]+) at step ([0-9]+)\nvalidation ([0-9.]+) at step ([0-9]+)", text)
+    found = re.match(
+        r"training ([0-9.]+), mean ([0-9.]+) at step ([0-9]+)\nvalidation ([0-9.]+) at step ([0-9]+)", text
+    )
     assert found, text
     step = int(found[3])
     assert step in (5, 6) and float(found[1]) == pytest.approx(log[step]["loss"], rel=1e-3)
@@ -198,7 +215,9 @@ def test_hover_zoom_smoothing_and_axes(browser: Browser, server: Server, top: Pa
     browser.wait("page.zoom && plots[0].series[0].curve.x.length < 8")
     zoom = browser.evaluate("page.zoom")
     assert 2 <= zoom[0] <= 3 and 7 <= zoom[1] <= 8, zoom
-    assert browser.evaluate("plots.every(one => one.card.hidden || one.series[0].curve.x[0] >= 2)"), "all curves together"
+    assert browser.evaluate("plots.every(one => one.card.hidden || one.series[0].curve.x[0] >= 2)"), (
+        "all curves together"
+    )
     assert "from=" in browser.evaluate("location.hash")
     browser.evaluate("document.getElementById('out').click()")
     browser.wait("plots[0].series[0].curve.x.length > 5")
@@ -237,13 +256,14 @@ def test_samples_experts_and_profile(browser: Browser, server: Server, top: Path
     browser.evaluate("document.getElementById('older').click()")
     browser.wait(f"{shown} === {json.dumps(texts[10])}")
     assert "after 10 steps, 2 of 3" in browser.evaluate("document.getElementById('after').textContent")
-    browser.evaluate("(() => { const w = document.getElementById('which'); w.value = 0; w.dispatchEvent(new Event('input')) })()")
+    browser.evaluate("at('which').value = 0; at('which').dispatchEvent(new Event('input'))")
     browser.wait(f"{shown} === {json.dumps(texts[5])}")
     # the busiest expert of the first layer
     loads = json.loads((top / "runs" / "second" / "metrics.jsonl").read_text().splitlines()[-1])["router"][0]["load"]
     cell = browser.evaluate(
         "(() => { const c = document.querySelector('#experts canvas'); c.scrollIntoView({block: 'center'}); "
-        "const b = c.getBoundingClientRect(); return [b.left + c.cells.left, b.top + 18, c.cells.room, c.cells.cell] })()"
+        "const b = c.getBoundingClientRect(), { left, room, cell } = c.cells; "
+        "return [b.left + left, b.top + 18, room, cell] })()"
     )
     for expert, load in enumerate(loads):
         browser.mouse("mouseMoved", cell[0] + cell[2] * (expert + 0.5), cell[1] + cell[3] / 2)
@@ -267,7 +287,13 @@ def test_files_to_keep(browser: Browser, server: Server, tmp_path: Path):
         assert time.monotonic() < until, list(tmp_path.iterdir())
         time.sleep(0.05)
     rows = (tmp_path / "second.csv").read_text().splitlines()
-    assert rows[0].startswith("step,loss,val_loss,") and [row.split(",")[0] for row in rows[1:]] == ["2", "3", "4", "5", "6"]
+    assert rows[0].startswith("step,loss,val_loss,") and [row.split(",")[0] for row in rows[1:]] == [
+        "2",
+        "3",
+        "4",
+        "5",
+        "6",
+    ]
     assert (tmp_path / "second-loss.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -286,7 +312,9 @@ def test_a_run_that_goes_on_and_a_reload(browser: Browser, tmp_path: Path):
         log.write("".join(log_line(step, 5 - step / 100) for step in range(20, 30)))
         log.flush()
         browser.wait("page.told.live.made === 30 && plots[0].series[0].curve.x.length === 30")
-        assert browser.evaluate("[...document.querySelectorAll('#figures td')].some(one => one.textContent === '30 of 1,000')")
+        assert browser.evaluate(
+            "[...document.querySelectorAll('#figures td')].some(one => one.textContent === '30 of 1,000')"
+        )
         # half a line, then a reload, then the rest of it
         line = log_line(30, 4.0)
         log.write(line[:30])
@@ -342,7 +370,9 @@ def test_the_token_is_asked_for(browser: Browser, top: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("size", [(390, 844), (1280, 900)])
-def test_phones_and_desktops_light_and_dark(browser: Browser, server: Server, size: tuple[int, int], dark: bool, tmp_path: Path):
+def test_phones_and_desktops_light_and_dark(
+    browser: Browser, server: Server, size: tuple[int, int], dark: bool, tmp_path: Path
+):
     browser.look(*size, dark=dark, scale=2 if size[0] < 600 else 1)
     browser.go(server.url + "#run=second&run=first")
     browser.wait(drawn())
@@ -351,7 +381,8 @@ def test_phones_and_desktops_light_and_dark(browser: Browser, server: Server, si
     back = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (back == "rgb(15, 20, 32)") == dark, back
     small = browser.evaluate(
-        "[...document.querySelectorAll('button, select')].filter(e => e.offsetParent && e.getBoundingClientRect().height < 24).length"
+        "[...document.querySelectorAll('button, select')].filter(e => e.offsetParent)"
+        ".filter(e => e.getBoundingClientRect().height < 24).length"
     )
     assert small == 0, "fingers can meet every button"
     folder = Path(PICTURES) if PICTURES else tmp_path
@@ -365,8 +396,8 @@ def test_a_million_steps(browser: Browser, tmp_path: Path):
     run.mkdir(parents=True)
     steps = 1_000_000
     with (run / "metrics.jsonl").open("w") as log:
-        for start in range(0, steps, 100_000):
-            log.write("".join(log_line(step, 9.5 if step == 654_321 else 2 + 3 / (1 + step / 2e4)) for step in range(start, start + 100_000)))
+        for step in range(steps):
+            log.write(log_line(step, 9.5 if step == 654_321 else 2 + 3 / (1 + step / 2e4)))
     server = Server(cwd=tmp_path)
     try:
         began = time.monotonic()
@@ -376,10 +407,15 @@ def test_a_million_steps(browser: Browser, tmp_path: Path):
         points = browser.evaluate("plots[0].series[0].curve.x.length")
         assert points <= 4 * 1400
         assert browser.evaluate("plots[0].series[0].curve.x.indexOf(654321) >= 0"), "the spike is there"
-        frames = browser.evaluate(
-            "(async () => { const began = performance.now(); for (let i = 0; i < 20; i++) { hover = 5e4 * i; plots.forEach(p => p.card.hidden || overlay(p)); "
-            "await new Promise(then => requestAnimationFrame(then)); } return (performance.now() - began) / 20 })()"
-        )
+        frames = browser.evaluate("""(async () => {
+          const began = performance.now();
+          for (let i = 0; i < 20; i++) {
+            hover = 5e4 * i;
+            plots.forEach(plot => plot.card.hidden || overlay(plot));
+            await new Promise(then => requestAnimationFrame(then));
+          }
+          return (performance.now() - began) / 20;
+        })()""")
         began = time.monotonic()
         browser.evaluate("zoom(654000, 655000)")
         browser.wait("plots[0].series[0].curve.x.length === 1001")

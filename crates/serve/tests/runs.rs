@@ -34,7 +34,7 @@ fn step(step: u64) -> Metrics {
     Metrics {
         step,
         loss: 5.0 - step as f32 / 1000.0,
-        val_loss: (step % 10 == 0).then_some(4.5),
+        val_loss: step.is_multiple_of(10).then_some(4.5),
         lr: 1e-3,
         ms: 10.0,
         tokens: Some(512),

@@ -21,6 +21,8 @@ Usage: cargo xtask setup [--packages]
 
   --packages   only the packages, without the wheel of this package
 
+Says if there is no Chromium, without which the tests of pages are skipped (Debian, Ubuntu: apt install chromium).
+
 The environment variable PYTHON names the interpreter to use [default: python3]. It must be 3.10 or newer.
 The first download is large (PyTorch). To start over, delete .venv.";
 
@@ -69,8 +71,14 @@ pub fn packages_command(repo: &Repo) -> Command {
     command
 }
 
+/// What Chromium is called (python/tests/browser.py looks for the same names).
+const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
+
 /// Creates or updates the environment, without this package.
 pub fn setup(repo: &Repo) -> Result<()> {
+    if !BROWSERS.iter().any(|name| output_of(Command::new(name).arg("--version")).is_some()) {
+        out::line("there is no Chromium: the tests of pages are skipped (Debian, Ubuntu: apt install chromium)");
+    }
     let requirements = repo.root().join(REQUIREMENTS);
     let wanted = fs::read_to_string(&requirements).with_context(|| format!("cannot read {REQUIREMENTS}"))?;
     let venv = repo.venv();

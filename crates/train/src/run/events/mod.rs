@@ -12,6 +12,7 @@ mod wire;
 use self::wire::{Field, Message, fields, record, split_record};
 use super::append::Appender;
 use super::metrics::{Ended, Metrics};
+use super::provenance::host;
 use crate::{Error, Result};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -19,7 +20,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The folder of the files.
 pub(super) const TENSORBOARD: &str = "tensorboard";
-/// What their names begin and end with; the seconds since 1970 are between.
+/// What their names begin and end with; between are the seconds since 1970 and the name of the machine, by which followers of live runs (W&B's) tell
+/// whose file it is.
 const PREFIX: &str = "events.out.tfevents.";
 const SUFFIX: &str = ".ironhorse";
 /// The first event of a file says this.
@@ -123,7 +125,7 @@ fn begin(folder: &Path, step: u64) -> Result<Appender> {
     fs::create_dir_all(folder).map_err(|e| Error::io(folder, "create", e))?;
     let last = files(folder).iter().rev().find_map(|path| number(path)).unwrap_or(0);
     let number = (now() as u64).max(last + 1); // readers go by the order of the names
-    let mut out = Appender::create(&folder.join(format!("{PREFIX}{number:010}{SUFFIX}")))?;
+    let mut out = Appender::create(&folder.join(format!("{PREFIX}{number:010}.{}{SUFFIX}", machine())))?;
     let version = Message::default().double(WALL_TIME, now()).bytes(FILE_VERSION, VERSION);
     let start = Message::default().number(1, 1); // SessionLog.START
     let start = Message::default().double(WALL_TIME, now()).number(STEP, step).bytes(SESSION_LOG, start);
@@ -140,9 +142,16 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The number in the name of a file of ours.
+/// The number in the name of a file of ours; those of earlier versions do not name the machine.
 fn number(path: &Path) -> Option<u64> {
-    path.file_name()?.to_str()?.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.parse().ok()
+    let between = path.file_name()?.to_str()?.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?;
+    between.split('.').next()?.parse().ok()
+}
+
+/// The name of this machine, as a part of the name of a file.
+fn machine() -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+    host().chars().map(plain).collect()
 }
 
 /// How many bytes of a file are whole records of before `step`.
@@ -245,5 +254,26 @@ mod tests {
         let mut events = EventWriter::new(run.path());
         events.backfill(&[step(0), Metrics { ms: f32::NAN, ..step(1) }]).unwrap();
         assert_eq!(told(run.path()), [(0, 'B'), (0, 'N'), (1, 'N')]);
+    }
+
+    #[test]
+    fn names_say_when_and_where_and_those_of_earlier_versions_still_count() {
+        let name = |text: &str| number(Path::new(text));
+        assert_eq!(name("a/events.out.tfevents.1794942280.ironhorse"), Some(1_794_942_280));
+        assert_eq!(name("events.out.tfevents.1794942280.node-7.example.org.ironhorse"), Some(1_794_942_280));
+        for other in
+            ["events.out.tfevents.1794942280.node-7", "events.out.tfevents.x.ironhorse", "metrics.jsonl"]
+        {
+            assert_eq!(name(other), None, "{other} is not one of ours");
+        }
+        let top = tempfile::tempdir().unwrap();
+        let folder = top.path().join(TENSORBOARD);
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("events.out.tfevents.9999999998.ironhorse"), "").unwrap();
+        EventWriter::new(top.path()).step(&step(0)).unwrap();
+        let made = files(&folder).pop().unwrap();
+        assert_eq!(number(&made), Some(9_999_999_999), "after the others");
+        assert!(made.to_str().unwrap().ends_with(&format!(".{}.ironhorse", machine())));
+        assert!(machine().chars().all(|c| c != '/' && !c.is_whitespace()));
     }
 }
