@@ -77,7 +77,9 @@ const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "c
 /// Creates or updates the environment, without this package.
 pub fn setup(repo: &Repo) -> Result<()> {
     if !BROWSERS.iter().any(|name| output_of(Command::new(name).arg("--version")).is_some()) {
-        out::line("there is no Chromium: the tests of pages are skipped (Debian, Ubuntu: apt install chromium)");
+        out::line(
+            "there is no Chromium: the tests of pages are skipped (Debian, Ubuntu: apt install chromium)",
+        );
     }
     let requirements = repo.root().join(REQUIREMENTS);
     let wanted = fs::read_to_string(&requirements).with_context(|| format!("cannot read {REQUIREMENTS}"))?;
