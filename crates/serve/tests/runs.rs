@@ -433,4 +433,14 @@ fn given_runs_have_names_of_their_own() {
     assert_eq!(server.json("/api/runs/run")["made"], 1);
     assert_eq!(server.json(&format!("/api/runs/{}", second.replace('/', "%2F")))["made"], 2);
     assert!(Shelf::of(&[top.path().join("none")], words()).is_err());
+    // the newest first, also among those of one second
+    let log = fs::File::options().append(true).open(paths[1].join("metrics.jsonl")).unwrap();
+    let now = std::time::SystemTime::now() + Duration::from_secs(60);
+    log.set_modified(now).unwrap();
+    let other = fs::File::options().append(true).open(paths[0].join("metrics.jsonl")).unwrap();
+    other.set_modified(now - Duration::from_millis(1)).unwrap();
+    let order = server.json("/api/runs")["runs"].clone();
+    assert_eq!((&order[0]["name"], &order[1]["name"]), (&json!(second), &json!("run")));
+    other.set_modified(now + Duration::from_millis(1)).unwrap();
+    assert_eq!(server.json("/api/runs")["runs"][0]["name"], "run");
 }

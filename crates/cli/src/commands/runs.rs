@@ -94,6 +94,7 @@ pub fn facts(run: &RunView) -> Vec<(&'static str, String)> {
 }
 
 /// The same, with what the machine says of its process after what the log says of the present.
+#[cfg(any(feature = "serve", feature = "watch"))]
 pub fn facts_with(run: &RunView, machine: &[(&'static str, String)]) -> Vec<(&'static str, String)> {
     let mut facts = facts(run);
     let at = facts.iter().position(|(name, _)| *name == "trained for").unwrap_or(facts.len());
@@ -102,6 +103,7 @@ pub fn facts_with(run: &RunView, machine: &[(&'static str, String)]) -> Vec<(&'s
 }
 
 /// How a run was started, and every setting.
+#[cfg(any(feature = "serve", feature = "watch"))]
 pub fn settings(run: &RunView) -> Vec<(String, String)> {
     let mut all = Vec::new();
     if let Some(origin) = &run.origin {

@@ -35,7 +35,7 @@ pub struct Listed {
     /// What clients call it.
     pub name: String,
     /// When its log was written last, in seconds since 1970.
-    pub written: u64,
+    pub written: f64,
     #[serde(skip)]
     path: PathBuf,
 }
@@ -95,7 +95,7 @@ impl Shelf {
                 .collect(),
             Some(folder) => runs_below(folder),
         };
-        all.sort_by(|a, b| b.written.cmp(&a.written).then_with(|| a.name.cmp(&b.name)));
+        all.sort_by(|a, b| b.written.total_cmp(&a.written).then_with(|| a.name.cmp(&b.name)));
         all
     }
 
@@ -274,8 +274,8 @@ fn written(run: &Path) -> Option<SystemTime> {
     fs::metadata(run.join(METRICS)).and_then(|meta| meta.modified()).ok()
 }
 
-fn seconds(time: Option<SystemTime>) -> u64 {
-    time.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).map_or(0, |time| time.as_secs())
+fn seconds(time: Option<SystemTime>) -> f64 {
+    time.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).map_or(0.0, |time| time.as_secs_f64())
 }
 
 /// A thread that panicked while it read leaves a run that can still be looked at.
