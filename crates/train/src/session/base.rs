@@ -1,7 +1,8 @@
 //! How a session starts: from weights, at random, or with adapters on a frozen base.
 
+use super::Session;
 use super::ranks::NO_MASTERS;
-use super::{Session, write_weights};
+use super::state::write_weights;
 use crate::Result;
 use crate::format::checkpoint::CheckpointAdapter;
 use crate::format::peft::AdapterFolder;
