@@ -120,7 +120,7 @@ def assert_names_the_number(
 
 
 def test_products_of_bf16_on_the_cpu(odd: Exported, tmp_path: Path):
-    """Their errors are those of a rounding, which the limits of f32 do not allow; a wrong number is found all the same."""
+    """Their errors are those of a rounding, which the limits of f32 do not allow; wrong numbers are found still."""
     outcome = verify(tmp_path, "--key", odd.key, "--dtype", "bf16")
     assert_passed(outcome)
     assert "simulated" in outcome.text

@@ -5,12 +5,11 @@ use crate::hardware::{COMMIT, VERSION};
 use crate::{Outcome, failure, out};
 use anyhow::{Context, Result};
 use ironhorse::Device;
-use ironhorse::core::Communicator;
 use ironhorse::core::ranks::PIECE_ELEMENTS;
 use ironhorse_ranks::{Environment, Meeting, TcpRanks};
 use std::ffi::OsString;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// The shortest time that ranks have to meet.
@@ -85,34 +84,13 @@ pub fn meet(
     let mut different: Vec<&String> = hosts.iter().collect();
     different.dedup();
     out::note(format_args!("{} ranks on {} by {}", hosts.len(), join(&different), environment.by));
-    let ranks = Arc::new(ranks);
-    end_if_stuck(&ranks);
-    Ok(ranks)
-}
-
-/// Ends this process some time after a rank was lost, if it does not end by itself: where a device hangs, no call to it returns, not even
-/// those that free its memory.
-fn end_if_stuck(ranks: &Arc<TcpRanks>) {
-    let ranks = Arc::downgrade(ranks);
-    std::thread::spawn(move || {
-        loop {
-            std::thread::sleep(LOOK);
-            let Some(there) = ranks.upgrade() else { return };
-            let Some(error) = there.failure() else { continue };
-            std::thread::sleep(TO_LEAVE[usize::from(there.place().rank > 0)]);
-            leave(&error.into());
-        }
+    // Where a device hangs no call to it returns, not even those that free its memory: this process then ends without them.
+    let to_leave = TO_LEAVE[usize::from(environment.place.rank > 0)];
+    ranks.when_lost(move |error| {
+        std::thread::sleep(to_leave);
+        signal_hook::low_level::exit(failure::report(&error.clone().into()).into());
     });
-}
-
-/// Says why this process ends, once, and ends it at once: what a device that hangs holds is not waited for.
-pub fn leave(error: &anyhow::Error) -> ! {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    let code = match SAID.swap(true, Ordering::Relaxed) {
-        false => failure::report(error),
-        true => failure::code(error),
-    };
-    signal_hook::low_level::exit(i32::from(code))
+    Ok(Arc::new(ranks))
 }
 
 /// The pieces of a bucket of so many bytes of f32 gradients.

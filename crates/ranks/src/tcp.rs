@@ -128,6 +128,21 @@ impl TcpRanks {
 }
 
 impl TcpRanks {
+    /// Calls `then` in a thread of its own once a rank is lost. That thread keeps no connection open.
+    pub fn when_lost(&self, then: impl FnOnce(&Error) + Send + 'static) {
+        let shared = self.shared.clone();
+        let watch = move || {
+            while !shared.done.load(Ordering::Relaxed) {
+                if let Err(error) = shared.check() {
+                    return then(&error);
+                }
+                std::thread::sleep(LOOK);
+            }
+        };
+        // without a thread, ranks end as far as they can by themselves
+        let _ = std::thread::Builder::new().name("lost ranks".into()).spawn(watch);
+    }
+
     /// The addresses of the connection to each rank, here and there; `None` for this rank itself.
     pub fn addresses(&self) -> Vec<Option<[SocketAddr; 2]>> {
         let of = |link: &Link| Some([link.stream.local_addr().ok()?, link.stream.peer_addr().ok()?]);
