@@ -140,7 +140,7 @@ def test_the_report_is_plain(small: Exported):
         ({"loss_tolerance": -1}, InvalidValueError, "'loss_tolerance"),
         ({"device": "gpu"}, InvalidValueError, "expected auto, cpu, cuda or cuda:N"),
         ({"device": "cuda:99"}, NotAvailableError, "cuda engine"),
-        ({"dtype": "bf16"}, InvalidValueError, "use dtype f32"),
+        ({"dtype": "fp8", "device": "cpu"}, InvalidValueError, "use dtype bf16"),
         ({"dtype": "f33"}, InvalidValueError, "f33"),
         ({"recompute": "all"}, InvalidValueError, "recompute"),
         ({"batch": 3}, InvalidValueError, "batch"),

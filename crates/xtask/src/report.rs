@@ -35,7 +35,7 @@ pub fn children_cpu() -> Option<Duration> {
 
 /// A table with a row for each stage, including those that were not reached. `total` is from start to end.
 pub fn table(done: &[Done], stages: &[&'static str], total: Duration) -> String {
-    let mut text = format!("\n{:<10}{:<10}{:>10}{:>10}   tests\n", "stage", "result", "time", "cpu");
+    let mut text = format!("\n{:<15}{:<10}{:>10}{:>10}   tests\n", "stage", "result", "time", "cpu");
     let cpu = |time: Option<Duration>| time.map_or_else(String::new, seconds);
     for &stage in stages {
         let row = match done.iter().find(|one| one.name == stage) {
@@ -44,15 +44,15 @@ pub fn table(done: &[Done], stages: &[&'static str], total: Duration) -> String 
                 let tests =
                     if one.counts == Counts::default() { String::new() } else { one.counts.to_string() };
                 let cpu = if one.beside { "beside".into() } else { cpu(one.cpu) };
-                format!("{stage:<10}{verdict:<10}{:>10}{cpu:>10}   {tests}", seconds(one.time))
+                format!("{stage:<15}{verdict:<10}{:>10}{cpu:>10}   {tests}", seconds(one.time))
             }
-            None => format!("{stage:<10}{:<10}", "not run"),
+            None => format!("{stage:<15}{:<10}", "not run"),
         };
         text += row.trim_end();
         text.push('\n');
     }
     let used = done.iter().filter(|one| !one.beside).map(|one| one.cpu).sum();
-    text += format!("{:<20}{:>10}{:>10}", "total", seconds(total), cpu(used)).trim_end();
+    text += format!("{:<25}{:>10}{:>10}", "total", seconds(total), cpu(used)).trim_end();
     text
 }
 
@@ -100,12 +100,12 @@ mod tests {
     #[test]
     fn the_table_shows_what_was_not_reached() {
         let want = "
-stage     result          time       cpu   tests
-fmt       passed         1.5 s
-mypy      passed         1.5 s    beside
-test      FAILED        62.0 s   100.0 s   5 passed, 1 failed
-pytest    not run
-total                   63.5 s";
+stage          result          time       cpu   tests
+fmt            passed         1.5 s
+mypy           passed         1.5 s    beside
+test           FAILED        62.0 s   100.0 s   5 passed, 1 failed
+pytest         not run
+total                        63.5 s";
         assert_eq!(table(&done(), &["fmt", "mypy", "test", "pytest"], Duration::from_millis(63500)), want);
     }
 
