@@ -7,7 +7,7 @@
 
 use super::{Beta, Gemm};
 use crate::element::{LANES, dot, tree};
-use crate::isa::Isa;
+use crate::isa::{Isa, IsaKind};
 use crate::math::fma;
 use crate::multiversion;
 use crate::team::{TaskPanic, Team};
@@ -60,7 +60,7 @@ pub(super) unsafe fn columns(isa: Isa, g: &Gemm<'_>, columns: Range<usize>) {
             let rows = [0, 1, 2, 3].map(|r| row(i + r));
             for j in some.clone().step_by(2) {
                 let pair = [j, (j + 1).min(some.end - 1)];
-                let sums = tile_dots(isa, pair.map(column), rows, i == 0);
+                let sums = tile(isa, pair.map(column), rows, i == 0);
                 for (c, &j) in pair.iter().enumerate().take(some.end - j) {
                     (0..TILE_ROWS).for_each(|r| put(i + r, j, sums[c][r]));
                 }
@@ -79,6 +79,16 @@ pub(super) unsafe fn columns(isa: Isa, g: &Gemm<'_>, columns: Range<usize>) {
 const SOME: usize = 8;
 /// Rows that are multiplied with two columns at a time: more sums than a processor has registers would be slower.
 const TILE_ROWS: usize = 4;
+
+/// The sums of two columns with four rows, in the order of [`dot`].
+fn tile(isa: Isa, w: [&[f32]; 2], x: [&[f32]; TILE_ROWS], fetches: bool) -> [[f32; TILE_ROWS]; 2] {
+    match isa.kind() {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: an `Isa` of this kind exists only where these instructions were detected; all slices have the length of the first.
+        IsaKind::Avx512 => unsafe { super::x86::tile_dots(w, x, fetches.then_some(AHEAD)) },
+        _ => tile_dots(isa, w, x, fetches),
+    }
+}
 
 multiversion! {
     /// The [`dot`] of each column with each row; `fetches` for columns that come from memory.

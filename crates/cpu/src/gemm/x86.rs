@@ -258,3 +258,60 @@ fn join_lo(a: __m512, b: __m512) -> __m512 {
 fn join_hi(a: __m512, b: __m512) -> __m512 {
     _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)))
 }
+
+/// The sums of products of two columns and four rows of the same length: 32 lanes, joined by halves, as [`dot`](crate::element::dot). Where
+/// `ahead` is given, columns come from memory, and what is so many floats after is fetched.
+///
+/// # Safety
+/// The machine has AVX-512; all slices have the length of the first.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+pub(super) unsafe fn tile_dots(w: [&[f32]; 2], x: [&[f32]; 4], ahead: Option<usize>) -> [[f32; 4]; 2] {
+    const LANES: usize = 32;
+    let k = w[0].len();
+    let mut sums = [[[_mm512_setzero_ps(); 2]; 4]; 2];
+    let mut at = 0;
+    while at + LANES <= k {
+        if let Some(ahead) = ahead {
+            for w in w {
+                let p = w.as_ptr().wrapping_add(at + ahead);
+                _mm_prefetch::<_MM_HINT_T0>(p.cast());
+                _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(16).cast());
+            }
+        }
+        for half in 0..2 {
+            // SAFETY: 16 floats from here on are below k.
+            let load = |from: &[f32]| unsafe { _mm512_loadu_ps(from.as_ptr().add(at + 16 * half)) };
+            let (w0, w1) = (load(w[0]), load(w[1]));
+            for r in 0..4 {
+                let x = load(x[r]);
+                sums[0][r][half] = _mm512_fmadd_ps(w0, x, sums[0][r][half]);
+                sums[1][r][half] = _mm512_fmadd_ps(w1, x, sums[1][r][half]);
+            }
+        }
+        at += LANES;
+    }
+    for half in 0..2 {
+        let left = (k - at).saturating_sub(16 * half).min(16);
+        let mask = ((1_u32 << left) - 1) as __mmask16;
+        // SAFETY: masked to the floats below k.
+        let load =
+            |from: &[f32]| unsafe { _mm512_maskz_loadu_ps(mask, from.as_ptr().wrapping_add(at + 16 * half)) };
+        for c in 0..2 {
+            for r in 0..4 {
+                sums[c][r][half] = _mm512_mask3_fmadd_ps(load(w[c]), load(x[r]), sums[c][r][half], mask);
+            }
+        }
+    }
+    let mut out = [[0.0; 4]; 2];
+    for c in 0..2 {
+        for r in 0..4 {
+            let [low, high] = sums[c][r];
+            let sum = _mm512_add_ps(low, high);
+            let sum = _mm256_add_ps(_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps::<1>(sum));
+            let sum = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps::<1>(sum));
+            let sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+            out[c][r] = _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+        }
+    }
+    out
+}
