@@ -71,10 +71,10 @@ impl Running {
     #[cfg(target_os = "linux")]
     pub fn wait_for_handlers(&mut self) {
         let status = format!("/proc/{}/status", self.child.id());
-        self.wait_for("it listens to SIGINT", || {
+        self.wait_for("it listens to SIGUSR2, the last of its signals", || {
             let text = std::fs::read_to_string(&status).unwrap_or_default();
             let caught = text.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
-            u64::from_str_radix(caught.trim(), 16).unwrap_or(0) & 0b10 != 0
+            u64::from_str_radix(caught.trim(), 16).unwrap_or(0) & (1 << 11) != 0
         });
     }
 
