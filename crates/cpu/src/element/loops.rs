@@ -6,7 +6,6 @@
 use super::types::{Elem, Real};
 use crate::memory::Span;
 use crate::multiversion;
-use std::mem::MaybeUninit;
 
 /// Lanes of sums and maxima.
 pub const LANES: usize = 32;
@@ -40,8 +39,8 @@ impl Order for Blocks {
 /// outputs\[i\] = f(inputs\[i\]) for every i. An output may be the same window as an input: elements are read before they are
 /// written. An output that is not given is not written.
 ///
-/// Elements that are not computed in their own type, and inputs that are written, go through blocks in the first-level
-/// cache: the loop that calls `f` then has operands that the compiler knows, or can find out, not to overlap.
+/// A single output that is apart from the inputs is written by one loop, which the compiler can find out not to overlap. All
+/// else goes by [`LANES`] elements that are read, computed and written one group after the other.
 ///
 /// # Safety
 /// The caller may read the inputs and alone uses the outputs; an output that is not the same window as an input shares no
@@ -55,54 +54,90 @@ pub unsafe fn map<T: Elem, const IN: usize, const OUT: usize>(
     let len = inputs[0].len();
     assert!(inputs.iter().chain(&outputs).all(|x| x.len() == len), "windows of different lengths");
     let (from, to) = (inputs.map(Span::ptr), outputs.map(Span::ptr));
-    let written = from.map(|x| to.contains(&x));
-    let in_place = T::IS_ACC && OUT == 1;
-    if in_place && to[0].is_null() {
+    if OUT == 1 && T::IS_ACC && !from.contains(&to[0]) {
+        if !to[0].is_null() {
+            // SAFETY: guaranteed by the caller; every index is below the length of the windows.
+            unsafe { map_group(from, to, 0, len, &f) };
+        }
         return;
     }
-    let step = if in_place && !written.contains(&true) { len.max(1) } else { BLOCK };
-    let mut wide = [const { MaybeUninit::<[T::Acc; BLOCK]>::uninit() }; IN];
-    let mut made = [const { MaybeUninit::<[T::Acc; BLOCK]>::uninit() }; OUT];
-    let mut start = 0;
-    while start < len {
-        let n = step.min(len - start);
-        // SAFETY: start + n is at most the length of the windows, and at most the length of a block where blocks are used.
-        // Where `T` is its own type of sums, the casts change nothing. An input that is written is read into its block before.
+    let mut first = 0;
+    while first < len {
+        // Both calls have their number of elements known to the compiler but for the last.
+        // SAFETY: guaranteed by the caller; first + the number is at most the length of the windows.
         unsafe {
-            let mut x = [std::ptr::null::<T::Acc>(); IN];
-            for k in 0..IN {
-                x[k] = from[k].add(start).cast();
-                if !T::IS_ACC || written[k] {
-                    let block = wide[k].as_mut_ptr().cast::<T::Acc>();
-                    for i in 0..n {
-                        block.add(i).write(from[k].add(start + i).read().load());
-                    }
-                    x[k] = block;
-                }
-            }
-            let mut y = [std::ptr::null_mut::<T::Acc>(); OUT];
-            for k in 0..OUT {
-                y[k] = if in_place { to[k].add(start).cast() } else { made[k].as_mut_ptr().cast() };
-            }
-            for i in 0..n {
-                let mut arguments = [T::Acc::ZERO; IN];
-                for k in 0..IN {
-                    arguments[k] = *x[k].add(i);
-                }
-                let results = f(arguments);
-                for k in 0..OUT {
-                    y[k].add(i).write(results[k]);
-                }
-            }
-            for k in 0..OUT {
-                if !in_place && !to[k].is_null() {
-                    for i in 0..n {
-                        to[k].add(start + i).write(T::store(y[k].add(i).read()));
-                    }
-                }
+            if len - first >= LANES {
+                map_lanes(from, to, first, LANES, &f);
+            } else {
+                map_lanes(from, to, first, len - first, &f);
             }
         }
-        start += n;
+        first += LANES;
+    }
+}
+
+/// Elements `first` to `first + n` of [`map`] in one loop.
+///
+/// # Safety
+/// As [`map`], for these elements. The outputs share no memory with the inputs.
+#[inline(always)]
+unsafe fn map_group<T: Elem, const IN: usize, const OUT: usize>(
+    from: [*mut T; IN],
+    to: [*mut T; OUT],
+    first: usize,
+    n: usize,
+    f: &impl Fn([T::Acc; IN]) -> [T::Acc; OUT],
+) {
+    for i in first..first + n {
+        let mut arguments = [T::Acc::ZERO; IN];
+        for k in 0..IN {
+            // SAFETY: guaranteed by the caller.
+            arguments[k] = unsafe { from[k].add(i).read() }.load();
+        }
+        let results = f(arguments);
+        for k in 0..OUT {
+            // SAFETY: guaranteed by the caller.
+            unsafe { to[k].add(i).write(T::store(results[k])) };
+        }
+    }
+}
+
+/// Up to [`LANES`] elements of [`map`]: all are read before one is written.
+///
+/// # Safety
+/// As [`map`], for these elements.
+#[inline(always)]
+unsafe fn map_lanes<T: Elem, const IN: usize, const OUT: usize>(
+    from: [*mut T; IN],
+    to: [*mut T; OUT],
+    first: usize,
+    n: usize,
+    f: &impl Fn([T::Acc; IN]) -> [T::Acc; OUT],
+) {
+    let (mut x, mut y) = ([[T::Acc::ZERO; LANES]; IN], [[T::Acc::ZERO; LANES]; OUT]);
+    for k in 0..IN {
+        for i in 0..n {
+            // SAFETY: guaranteed by the caller.
+            x[k][i] = unsafe { from[k].add(first + i).read() }.load();
+        }
+    }
+    for i in 0..n {
+        let mut arguments = [T::Acc::ZERO; IN];
+        for k in 0..IN {
+            arguments[k] = x[k][i];
+        }
+        let results = f(arguments);
+        for k in 0..OUT {
+            y[k][i] = results[k];
+        }
+    }
+    for k in 0..OUT {
+        if !to[k].is_null() {
+            for i in 0..n {
+                // SAFETY: guaranteed by the caller.
+                unsafe { to[k].add(first + i).write(T::store(y[k][i])) };
+            }
+        }
     }
 }
 
