@@ -213,6 +213,42 @@ def show(report: dict[str, Any]) -> None:
         print(line, flush=True)
 
 
+def parsed(parser: argparse.ArgumentParser, argv: list[str] | None, sizes: tuple[str, ...]) -> argparse.Namespace:
+    """The arguments of a benchmark: its own, and those that all of them have. `sizes` must be at least 1."""
+    parser.add_argument("--mode", choices=MODES, default="default", help="of torch.compile")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--compile-only", action="store_true", help="one step, which fills torch's caches on disk")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args(argv)
+    for name in sizes:
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            parser.error(f"--{name} is {getattr(args, name)}; it must be at least 1")
+    return args
+
+
+def run(
+    args: argparse.Namespace,
+    measure: Callable[[argparse.Namespace], dict[str, Any]],
+    errors: tuple[type[Exception], ...] = (ValueError,),
+) -> int:
+    """Measures, shows the report and writes it. Returns the exit code: 2 for one of `errors`, which is the user's."""
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print("error: torch sees no GPU; --device cpu tries the script without one", file=sys.stderr)
+        return 2
+    # With an in-memory cache only, every process would compile everything again.
+    os.environ.setdefault("TORCHINDUCTOR_FX_GRAPH_CACHE", "1")
+    try:
+        report = measure(args)
+    except errors as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    show(report)
+    if args.json is not None:
+        args.json.write_text(json.dumps(report, indent=1))
+    return 0
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="d12", help="d12 d24 d36 d48, or sizes such as n_layer=2,n_head=4,...")
@@ -223,35 +259,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=5, help="steps after the first, before timing")
     parser.add_argument("--dtype", choices=("bf16", "tf32", "f32"), default="bf16")
     parser.add_argument("--recipe", choices=("autocast", "bf16"), default="autocast")
-    parser.add_argument("--mode", choices=MODES, default="default", help="of torch.compile")
     parser.add_argument("--sdpa", choices=(*BACKENDS, "best", "both"), default="best")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--compile-only", action="store_true", help="one step, which fills torch's caches on disk")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args(argv)
-    for name in ("batch", "seq", "steps"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name} is {getattr(args, name)}; it must be at least 1")
-    return args
+    return parsed(parser, argv, ("batch", "seq", "steps"))
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        print("error: torch sees no GPU; --device cpu tries the script without one", file=sys.stderr)
-        return 2
-    # With an in-memory cache only, every process would compile everything again.
-    os.environ.setdefault("TORCHINDUCTOR_FX_GRAPH_CACHE", "1")
-    try:
-        report = measure(args)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    show(report)
-    if args.json is not None:
-        args.json.write_text(json.dumps(report, indent=1))
-    return 0
+    return run(parse(argv), measure)
 
 
 if __name__ == "__main__":

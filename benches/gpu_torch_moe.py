@@ -15,8 +15,6 @@ bf16. --experts loop multiplies expert by expert, with a synchronisation a layer
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +25,7 @@ sys.path[:0] = [str(HERE)]
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from gpu_torch import BACKENDS, MODES, fresh_start, show, timed  # noqa: E402
+from gpu_torch import BACKENDS, fresh_start, parsed, run, timed  # noqa: E402
 from ironhorse.config import MoEConfig  # noqa: E402
 from ironhorse.errors import IronhorseError  # noqa: E402
 from ironhorse.params import active_params, total_params  # noqa: E402
@@ -214,34 +212,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--recipe", choices=("autocast", "bf16"), default="autocast")
     parser.add_argument("--experts", choices=tuple(PRODUCTS), default="grouped")
     parser.add_argument("--recompute", action="store_true", help="keep only the input of each layer for the backward")
-    parser.add_argument("--mode", choices=MODES, default="default", help="of torch.compile")
     parser.add_argument("--sdpa", choices=(*BACKENDS, "both"), default="both")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--compile-only", action="store_true", help="one step, which fills torch's caches on disk")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args(argv)
-    for name in ("batch", "seq", "steps", "layers"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            parser.error(f"--{name} is {getattr(args, name)}; it must be at least 1")
-    return args
+    return parsed(parser, argv, ("batch", "seq", "steps", "layers"))
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse(argv)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        print("error: torch sees no GPU; --device cpu tries the script without one", file=sys.stderr)
-        return 2
-    os.environ.setdefault("TORCHINDUCTOR_FX_GRAPH_CACHE", "1")
-    try:
-        report = measure(args)
-    except (IronhorseError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    show(report)
-    if args.json is not None:
-        args.json.write_text(json.dumps(report, indent=1))
-    return 0
+    return run(parse(argv), measure, (IronhorseError, ValueError))
 
 
 if __name__ == "__main__":
