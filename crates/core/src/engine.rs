@@ -166,7 +166,7 @@ pub trait Engine: Send {
     fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()>;
 
     /// Runs `ops`, and then the ops of `beside`, as far as results can tell. An engine may begin each op of `beside` as soon as
-    /// no op of `ops` that is still to come uses the same memory ([`turns`](crate::ranks::turns)), while others of `ops` run:
+    /// no op of `ops` that is still to come uses the same memory ([`turns`]), while others of `ops` run:
     /// what ranks exchange goes on beside the backward. Every engine gives them to the device in that order.
     fn run_beside(
         &mut self,

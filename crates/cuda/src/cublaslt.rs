@@ -173,7 +173,7 @@ pub struct Product {
 pub struct Wanted {
     /// The most workspace, in bytes.
     pub workspace: usize,
-    /// The reductions allowed besides none: a mask of [`reduction`].
+    /// The reductions allowed besides none: a mask of `reduction`.
     pub reductions: u32,
     /// What the addresses of A, B and D are multiples of.
     pub align: [u32; 3],

@@ -1,7 +1,7 @@
 //! Serving a model over HTTP in OpenAI's schema, with continuous batching (ADR 0025), and runs as a page (ADR 0026).
 //!
 //! [`http`] is a server with limits that knows neither models nor runs, [`access`] says who may ask; [`api`] answers requests over a queue of
-//! [`worker`], whose thread owns the model, and [`runs`] from the folders of runs. [`run`] and [`runs::run`] put them together.
+//! `worker`, whose thread owns the model, and [`runs`] from the folders of runs. [`run`] and [`runs::run`] put them together.
 #![forbid(unsafe_code)]
 
 pub mod access;

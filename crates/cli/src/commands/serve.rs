@@ -50,7 +50,7 @@ pub struct ServeArgs {
     /// The largest request, in MiB
     #[arg(long, help_heading = SERVER, default_value_t = 8, value_name = "MIB", value_parser = number::count::<usize>)]
     max_body: usize,
-    /// Lets web pages of this origin ask, such as https://example.org, or `*` for all
+    /// Lets web pages of this origin ask, such as `https://example.org`, or `*` for all
     #[arg(long, help_heading = SERVER, value_name = "ORIGIN")]
     cors: Option<String>,
     /// Seconds that answers may take to end after SIGTERM

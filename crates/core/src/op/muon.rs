@@ -1,7 +1,7 @@
 //! Muon: momentum whose matrices are orthogonalised before they are added to the weights.
 //!
 //! Between [`MuonMomentum`] and [`MuonUpdate`] a program has the products of Newton–Schulz as
-//! [`Matmul`](super::Matmul), which [`NewtonSchulz`] describes.
+//! [`Matmul`], which [`NewtonSchulz`] describes.
 
 use super::Matmul;
 use super::numerics::{Arithmetic, Numerics};

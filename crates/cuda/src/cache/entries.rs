@@ -18,13 +18,13 @@ pub(super) fn remove_leftovers(folder: &Path, now: SystemTime) {
     }
 }
 
-/// Whether a file is named as [`aside`] names those it writes.
+/// Whether a file is named as `aside` names those it writes.
 pub(super) fn is_aside(file: &str) -> bool {
     let name = file.strip_prefix('.').and_then(|rest| rest.strip_suffix(".new"));
     name.is_some_and(is_key)
 }
 
-/// Whether a file is named as entries are: what it is, the [`key`] of what decided it, an extension. Anything else in the
+/// Whether a file is named as entries are: what it is, the key of what decided it, an extension. Anything else in the
 /// folder is not ours to remove.
 pub(super) fn is_entry(file: &str) -> bool {
     let key = file.rsplit_once('.').and_then(|(stem, _)| stem.rsplit_once('-'));

@@ -92,7 +92,7 @@ pub fn write_bytes(path: &Path, bytes: &[u8]) -> Result<u32> {
 /// folder at `path` is replaced only if it contains no files except those whose names are `owned`.
 ///
 /// Replacing a folder needs two renames: if the machine fails between them, the old folder is still there under the
-/// name `.NAME.old-*`, and [`sweep`] puts it back.
+/// name `.NAME.old-*`, and [`sweep()`] puts it back.
 pub fn write_folder<T>(
     path: &Path,
     owned: impl Fn(&str) -> bool,
@@ -188,7 +188,7 @@ impl Placed {
     }
 }
 
-/// Removes a folder. If the process dies on the way, the folder is complete under its name, or hidden where [`sweep`]
+/// Removes a folder. If the process dies on the way, the folder is complete under its name, or hidden where [`sweep()`]
 /// finds it; it is never incomplete under its name.
 pub fn remove_folder(path: &Path) -> Result<()> {
     let aside = hidden(path, "tmp")?;
@@ -197,8 +197,8 @@ pub fn remove_folder(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes an old folder. It is renamed first, because [`sweep`] may put a folder `.NAME.old-*` back, which therefore
-/// must always be complete. After an error a name remains that [`sweep`] removes.
+/// Removes an old folder. It is renamed first, because [`sweep()`] may put a folder `.NAME.old-*` back, which therefore
+/// must always be complete. After an error a name remains that [`sweep()`] removes.
 fn discard(target: &Path, old: &Path) {
     let Ok(path) = hidden(target, "tmp") else { return };
     if fs::rename(old, &path).is_ok() {

@@ -1,5 +1,5 @@
 //! What a model family says about its `config.json`. The families are the files next to this one, and
-//! [`config_json`](super::config_json) lists them.
+//! [`config_json`](super::config_json()) lists them.
 
 use std::path::Path;
 
