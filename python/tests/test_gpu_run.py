@@ -262,3 +262,14 @@ def test_the_torch_side_runs_without_a_gpu(tmp_path: Path):
         assert report["tokens_per_s"] == pytest.approx(16e3 / report["ms_per_step"])
         assert report["first_loss"] == pytest.approx(4.8, abs=0.3)  # ln 128: the padded vocabulary
         assert report["sdpa"] == "any" and len(report["runs"]) == 1
+
+
+def test_rows_of_the_table_are_compared_with_pytorch_and_fp8_with_bf16(tmp_path: Path):
+    for name, rate in {"bench-d12-b64": 600.0, "bench-d12-b64-fp8-head": 780.0, "torch-d12-b64": 500.0}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"tokens_per_s": rate, "peak_bytes": 2**30}))
+    command = [sys.executable, ROOT / "scripts" / "gpu" / "table.py", tmp_path, "--json", tmp_path / "rows.json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "| d12-b64 | 600 tokens/s | 500 | 1.20× | 1.0 GiB | 1.0 GiB |" in done.stdout
+    assert "| d12-b64-fp8-head | 780 tokens/s |  | 1.30× ours in bf16 | 1.0 GiB |  |" in done.stdout
+    rows = {row["row"]: row for row in json.loads((tmp_path / "rows.json").read_text())}
+    assert rows["d12-b64"]["ratio"] == 1.2 and rows["d12-b64-fp8-head"]["bf16_ratio"] == 1.3

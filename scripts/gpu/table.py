@@ -1,6 +1,7 @@
 """Makes tables from the reports of `run.sh --only table` and `--only compare`.
 
-python table.py WORK --json FILE             ironhorse and PyTorch, a Markdown row for each bench-NAME.json
+python table.py WORK --json FILE             a Markdown row for each bench-NAME.json: beside torch-NAME.json, or in fp8
+                                             beside ours in bf16
 python table.py WORK --compare --json FILE   two builds: before-N-NAME.json and after-N-NAME.json
 """
 
@@ -35,6 +36,12 @@ def beside_torch(work: Path) -> list[dict[str, Any]]:
         if theirs:
             row |= {"torch_tokens_per_s": theirs["tokens_per_s"], "torch_peak_bytes": theirs.get("peak_bytes"),
                     "torch": theirs.get("torch"), "ratio": ours["tokens_per_s"] / theirs["tokens_per_s"]}  # fmt: skip
+        plain = read(work, path.stem.partition("-fp8")[0]) if "-fp8" in name else None
+        if plain:
+            row |= {
+                "bf16_tokens_per_s": plain["tokens_per_s"],
+                "bf16_ratio": ours["tokens_per_s"] / plain["tokens_per_s"],
+            }
         rows.append(row)
     return rows
 
@@ -65,6 +72,8 @@ def show_torch(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         theirs = f"{row['torch_tokens_per_s']:,.0f}" if "ratio" in row else ""
         ratio = f"{row['ratio']:.2f}×" if "ratio" in row else ""
+        if "bf16_ratio" in row:
+            ratio = f"{row['bf16_ratio']:.2f}× ours in bf16"
         print(f"| {row['row']} | {row['tokens_per_s']:,.0f} tokens/s | {theirs} | {ratio} | {gib(row['peak_bytes'])} "
               f"| {gib(row.get('torch_peak_bytes'))} |")  # fmt: skip
 
