@@ -92,6 +92,8 @@ pub struct Precision {
 pub struct Fp8Products {
     /// Those of the output head too, not only those of the blocks.
     pub head: bool,
+    /// Those of experts too, not only those of dense layers.
+    pub experts: bool,
     /// The format of gradients.
     pub gradients: Fp8,
     /// Where the scales of activations and gradients come from.

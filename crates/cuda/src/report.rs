@@ -80,7 +80,10 @@ pub fn choices(device: &DeviceInfo, libraries: &[LibraryReport]) -> Vec<(&'stati
         (false, _) => "our flash-attention kernels (cuDNN is missing)",
     };
     let fp8 = match (device.has_fp8(), FP8_COMPUTE) {
-        (true, _) => "cuBLASLt, in training with --dtype fp8".into(),
+        (true, _) if device.has_fp8_experts() => {
+            "cuBLASLt, our kernels for experts, in training with --dtype fp8".into()
+        }
+        (true, _) => "cuBLASLt, in training with --dtype fp8; experts stay in bf16".into(),
         (false, (major, minor)) => format!("none: they need compute capability {major}.{minor} or newer"),
     };
     let timings = if has(library::CUPTI) { "CUPTI" } else { "events around each launch (CUPTI is missing)" };

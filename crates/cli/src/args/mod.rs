@@ -221,7 +221,7 @@ impl Dtype {
     /// The products of 8-bit numbers.
     fn fp8(self) -> Option<Fp8Products> {
         let scales = Fp8Scales::default();
-        let products = |head| Some(Fp8Products { head, gradients: Fp8::E5M2, scales });
+        let products = |head| Some(Fp8Products { head, experts: true, gradients: Fp8::E5M2, scales });
         match self {
             Self::Fp8 => products(false),
             Self::Fp8Head => products(true),

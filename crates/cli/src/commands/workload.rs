@@ -7,7 +7,7 @@ pub use inputs::{Inputs, Packed};
 use crate::args::{EngineArgs, LoraArgs, RecomputeArg, StateArgs, heading, model_help};
 use crate::hardware::check_memory;
 use crate::loading::load_base;
-use crate::number;
+use crate::{number, out};
 use anyhow::{Result, bail};
 use clap::Args;
 use ironhorse::core::{DType, Engine, EngineExt, Limit, Limits, Scalars};
@@ -171,6 +171,14 @@ impl Workload {
     }
 }
 
+/// Says so where the experts of a model that trains in 8 bits stay in bf16.
+pub fn note_experts(engine: &dyn Engine, config: &ModelConfig, spec: &SessionSpec) {
+    let asked = spec.train.is_some() && spec.precision.fp8.is_some_and(|fp8| fp8.experts);
+    if asked && config.has_experts() && engine.device().experts_in_bf16 {
+        out::note("--dtype fp8: the experts stay in bf16, because 8-bit kernels for them are for compute capability 9.0 only");
+    }
+}
+
 /// A model on the engine, if it fits: its weights, or random ones where it is only sizes.
 pub fn session_of(
     choice: ModelChoice,
@@ -180,6 +188,7 @@ pub fn session_of(
 ) -> Result<Session> {
     let config = choice.config();
     check_memory(engine.as_ref(), &config, spec)?;
+    note_experts(engine.as_ref(), &config, spec);
     let mut session = Session::new(engine, config, spec)?;
     match choice {
         ModelChoice::Sizes(_) => session.init_base(seed)?,

@@ -9,7 +9,7 @@ use super::spec::{Accum, Checker, named, op};
 use crate::{DType, Fp8, Result, Slot};
 
 /// What the rows and columns of operands are multiples of: the products of GPUs need it.
-const MULTIPLE: usize = 16;
+pub(super) const MULTIPLE: usize = 16;
 
 op! {
     /// `amax = max |inp|`; NaN if an element is NaN.
@@ -177,9 +177,7 @@ op! {
         c.matrix("out", &op.out, rows, cols)?;
         c.same_float(named!(op: out))?;
         for (name, slot) in named!(op: a, b) {
-            if !matches!(slot.dtype, DType::F8(_) | DType::F32) {
-                return c.fail(format!("`{name}` is {}, expected e4m3, e5m2 or f32", slot.dtype));
-            }
+            is_narrow(c, name, slot)?;
         }
         if op.a.dtype == DType::F8(Fp8::E5M2) && op.b.dtype == DType::F8(Fp8::E5M2) {
             return c.fail("`a` and `b` are both e5m2, expected e4m3 for one of them".into());
@@ -207,6 +205,14 @@ op! {
     }
     flops(op) { 2 * op.out.numel() as u64 * op.a.shape.cols() as u64 }
     operands(a, b)
+}
+
+/// Checks that a slot holds numbers of one of the formats: in 8 bits, or in f32.
+pub(super) fn is_narrow(c: &Checker, name: &str, slot: &Slot) -> Result<()> {
+    if matches!(slot.dtype, DType::F8(_) | DType::F32) {
+        return Ok(());
+    }
+    c.fail(format!("`{name}` is {}, expected e4m3, e5m2 or f32", slot.dtype))
 }
 
 /// Checks that a slot holds numbers of this format: in 8 bits, or in f32.

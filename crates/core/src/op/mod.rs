@@ -12,6 +12,7 @@ mod elementwise;
 mod embedding;
 mod fp8;
 mod grouped;
+mod grouped_fp8;
 mod grouped_lora;
 mod linear;
 mod lora;
@@ -39,6 +40,7 @@ pub use elementwise::Add;
 pub use embedding::{EmbeddingBwd, EmbeddingFwd};
 pub use fp8::{Amax, MatmulFp8, Quantize, ScaleUpdate};
 pub use grouped::{GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd};
+pub use grouped_fp8::{GroupedFp8, GroupedFp8BwdWeight};
 pub use grouped_lora::{GroupedLoraBwdHidden, GroupedLoraBwdInput, GroupedLoraBwdWeight, GroupedLoraFwd};
 pub use linear::{LinearBwdInput, LinearBwdWeight, LinearFwd};
 pub use lora::{LoraBwdHidden, LoraBwdInput, LoraBwdWeight, LoraFwd, LoraPart, LoraParts};
@@ -164,6 +166,8 @@ ops!(
     Amax,
     Quantize,
     MatmulFp8,
+    GroupedFp8,
+    GroupedFp8BwdWeight,
     ScaleUpdate,
     Fill,
     CopySlot,

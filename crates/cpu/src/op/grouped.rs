@@ -4,7 +4,10 @@ use super::elementwise::swiglu_fwd;
 use super::{Ctx, engine_error};
 use crate::gemm::{Beta, Gemm, Group, MatMut, MatRef, gemm_grouped};
 use crate::memory::Span;
-use ironhorse_core::op::{Gate, GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd, SwigluFwd};
+use ironhorse_core::op::{
+    Gate, GroupedFp8, GroupedFp8BwdWeight, GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd,
+    SwigluFwd,
+};
 use ironhorse_core::{Error, Result, Slot};
 use std::ops::Range;
 
@@ -108,4 +111,50 @@ pub fn grouped_linear_bwd_weight(ctx: &mut Ctx<'_>, op: &GroupedLinearBwdWeight)
     let most = [oc, ic, op.inp.shape.rows()];
     // SAFETY: as in `grouped_linear_fwd`; every expert has a weight of its own.
     unsafe { products(ctx, &groups, most, &product) }
+}
+
+/// The product of two numbers that are the inverses of scales.
+fn both(ctx: &Ctx<'_>, inverses: [Slot; 2]) -> Result<f32> {
+    let [a, b] = inverses.map(|slot| ctx.f32(slot));
+    // SAFETY: nothing writes the scales while the op runs.
+    Ok(unsafe { a?.get(0..1)[0] * b?.get(0..1)[0] })
+}
+
+pub fn grouped_fp8(ctx: &mut Ctx<'_>, op: &GroupedFp8) -> Result<()> {
+    let (out, a, b) = (ctx.f32(op.out)?, ctx.f32(op.a)?, ctx.f32(op.b)?);
+    let (inner, cols) = (op.a.shape.cols(), op.out.shape.cols());
+    let groups = Groups::new(ctx, op.offsets, op.a.shape.rows())?;
+    let (experts, beside) = (groups.experts(), op.beside);
+    let alpha = both(ctx, [op.a_inverse, op.b_inverse])?;
+    let product = |expert: usize| {
+        let rows = groups.rows(expert);
+        let b = if beside {
+            MatRef::row_major(b.ptr().wrapping_add(expert * inner).cast_const(), experts * inner)
+        } else {
+            rows_from(b, expert * cols, inner)
+        };
+        let c = writable(rows_from(out, rows.start, cols));
+        let a = rows_from(a, rows.start, inner);
+        Gemm::new((rows.len(), cols, inner), a, b.transposed(), c).alpha(alpha)
+    };
+    let most = [op.a.shape.rows(), cols, inner];
+    // SAFETY: as in `grouped_linear_fwd`; the columns of an expert are inside `b`.
+    unsafe { products(ctx, &groups, most, &product) }
+}
+
+pub fn grouped_fp8_bwd_weight(ctx: &mut Ctx<'_>, op: &GroupedFp8BwdWeight) -> Result<()> {
+    let (d_weight, d_out, inp) = (ctx.f32(op.d_weight)?, ctx.f32(op.d_out)?, ctx.f32(op.inp)?);
+    let (oc, ic, all) = (op.d_out.shape.rows(), op.inp.shape.rows(), op.inp.shape.cols());
+    let groups = Groups::new(ctx, op.offsets, all)?;
+    let alpha = both(ctx, [op.d_out_inverse, op.inp_inverse])?;
+    let beta = if op.accum.adds(ctx.scalars.added()) { Beta::Accumulate } else { Beta::Overwrite };
+    let product = |expert: usize| {
+        let rows = groups.rows(expert);
+        // the columns of the expert's rows
+        let of = |span: Span<f32>| MatRef::row_major(span.ptr().wrapping_add(rows.start).cast_const(), all);
+        let c = writable(rows_from(d_weight, expert * oc, ic));
+        Gemm::new((oc, ic, rows.len()), of(d_out), of(inp).transposed(), c).beta(beta).alpha(alpha)
+    };
+    // SAFETY: as in `grouped_linear_bwd_weight`.
+    unsafe { products(ctx, &groups, [oc, ic, all], &product) }
 }

@@ -246,6 +246,8 @@ pub fn run(ctx: &mut Ctx<'_>, op: &Op) -> Result<()> {
         Op::Quantize(op) => fp8::quantize(ctx, op),
         Op::ScaleUpdate(op) => fp8::scale_update(ctx, op),
         Op::MatmulFp8(op) => fp8::matmul_fp8(ctx, op),
+        Op::GroupedFp8(op) => grouped::grouped_fp8(ctx, op),
+        Op::GroupedFp8BwdWeight(op) => grouped::grouped_fp8_bwd_weight(ctx, op),
         Op::Fill(op) => memory::fill(ctx, op),
         Op::CopySlot(op) => memory::copy(ctx, op),
         Op::Exchange(op) => collective::exchange(ctx, op),

@@ -45,6 +45,21 @@ template <class F> DEVICE u32 pack_fp8(float low, float high) {
 #endif
 }
 
+// A number of a format in memory.
+template <class F> struct Number {
+    u8 bits;
+};
+
+// The conversion is exact.
+template <class F> DEVICE float to_float(Number<F> x) {
+    const u32 rest = x.bits & 0x7f;
+    constexpr u32 NO_NUMBER = F::FRACTION == 3 ? 0x7f : 0x7c;  // from here on NaN, and of E5M2 infinity
+    // As if it were a float with a smaller exponent; the product puts that right, of subnormal numbers too.
+    float value = __uint_as_float(rest << 23 - F::FRACTION) * __uint_as_float((u32)(253 + F::LEAST) << 23);
+    if (rest >= NO_NUMBER) value = rest == 0x7c ? __uint_as_float(0x7f800000u) : __uint_as_float(0x7fc00000u);
+    return x.bits & 0x80 ? -value : value;
+}
+
 // A factor 2^k and its inverse.
 struct Scale {
     float up, down;

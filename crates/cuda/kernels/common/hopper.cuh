@@ -156,5 +156,35 @@ DEVICE void wgmma_tf32(float (&c)[64], const u32 (&a)[4], u64 b, u32 adds) {
         : ACC32(0), ACC32(32)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));
 }
+#define FIRST_64 \
+    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27," \
+    "%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53," \
+    "%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define NEXT_64 "," \
+    "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89," \
+    "%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112," \
+    "%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define WGMMA_FP8(N, FORMATS, REGISTERS, A, B, ADDS, ...)                                                                      \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %" ADDS ", 0;\nwgmma.mma_async.sync.aligned.m64n" N "k32.f32." FORMATS " {" REGISTERS \
+                 "}, %" A ", %" B ", p, 1, 1;\n}"                                                                              \
+                 : __VA_ARGS__                                                                                               \
+                 : "l"(a), "l"(b), "r"(adds))
+
+// c (64x256) = a (64x32)·b (32x256) of 8-bit numbers, plus c where `adds`: lines of both tiles are 128 terms wide. a is e5m2 where
+// WIDE, else e4m3; b is e4m3. c is as above. Of the sum so far the tensor cores keep 13 bits after the point.
+template <bool WIDE> DEVICE void wgmma_fp8(float (&c)[128], u64 a, u64 b, u32 adds) {
+    if constexpr (WIDE)
+        WGMMA_FP8("256", "e5m2.e4m3", FIRST_64 NEXT_64, "128", "129", "130", ACC32(0), ACC32(32), ACC32(64), ACC32(96));
+    else
+        WGMMA_FP8("256", "e4m3.e4m3", FIRST_64 NEXT_64, "128", "129", "130", ACC32(0), ACC32(32), ACC32(64), ACC32(96));
+}
+// The same for 128 columns.
+template <bool WIDE> DEVICE void wgmma_fp8(float (&c)[64], u64 a, u64 b, u32 adds) {
+    if constexpr (WIDE) WGMMA_FP8("128", "e5m2.e4m3", FIRST_64, "64", "65", "66", ACC32(0), ACC32(32));
+    else WGMMA_FP8("128", "e4m3.e4m3", FIRST_64, "64", "65", "66", ACC32(0), ACC32(32));
+}
+#undef WGMMA_FP8
+#undef NEXT_64
+#undef FIRST_64
 #undef ACC32
 #undef ACC8

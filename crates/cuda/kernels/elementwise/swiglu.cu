@@ -6,10 +6,6 @@
 // order  elementwise; the gradient may be written over inp, act over d_out
 #include "elementwise/swiglu.cuh"
 
-// f of one element with its slope.
-struct Gate {
-    float value, slope;
-};
 #ifdef GELU_GATE
 #include "elementwise/gelu.cuh"
 
@@ -17,10 +13,7 @@ DEVICE float gated(float gate, float up) { return Gelu::value(gate) * up; }
 DEVICE Gate gate_of(float x) { return {Gelu::value(x), Gelu::slope(x)}; }
 #else
 DEVICE float gated(float gate, float up) { return swiglu<ACT>(gate, up); }
-DEVICE Gate gate_of(float x) {
-    const float s = logistic<ACT>(x);
-    return {x * s, s * __fmaf_rn(x, 1.0f - s, 1.0f)};
-}
+DEVICE Gate gate_of(float x) { return silu<ACT>(x); }
 #endif
 
 constexpr int N = VECTORS ? Vec<ACT>::N : 1;
@@ -51,12 +44,7 @@ KERNEL __launch_bounds__(256) swiglu_bwd(ACT* d_inp, ACT* act, const ACT* d_out,
         load_floats(gate, inp + wide);
         load_floats(up, inp + wide + width);
 #pragma unroll
-        for (int k = 0; k < N; k++) {
-            const Gate f = gate_of(gate[k]);
-            y[k] = f.value * up[k];
-            gate[k] = d[k] * up[k] * f.slope;
-            up[k] = d[k] * f.value;
-        }
+        for (int k = 0; k < N; k++) y[k] = swiglu_back(gate_of(gate[k]), d[k], gate[k], up[k]);
         store_floats(d_inp + wide, gate);
         store_floats(d_inp + wide + width, up);
         if (act) store_floats(act + at, y);

@@ -11,8 +11,8 @@ static_assert(BM == BN, "both tiles are loaded alike");
 extern __shared__ u32 group_space[];
 
 // One operand: (lines of the result) x (terms of its sums) in memory where ALONG, else (terms) x (lines).
-template <bool ALONG> struct Operand {
-    const IN* at;
+template <bool ALONG, class T = IN> struct Operand {
+    const T* at;
     u64 stride;
     u32 lines;  // rows or columns of the result from the tile's first on
 
@@ -46,7 +46,7 @@ DEVICE void zero(Result& acc) {
 DEVICE u32 spread(u32 at, int i) { return at * 4 + (i < 4 ? i : 60 + i); }
 
 // acc[i][j] += Σ_k a(row i, k)·b(column j, k)
-template <bool A, bool B> DEVICE void product(Result& acc, const Operand<A>& a, const Operand<B>& b, u64 terms) {
+template <class A, class B> DEVICE void product(Result& acc, const A& a, const B& b, u64 terms) {
     __shared__ __align__(16) float tile_a[BK][PITCH], tile_b[BK][PITCH];
     const u32 y = threadIdx.x / 16, x = threadIdx.x % 16;
     float next_a[COPIES], next_b[COPIES];

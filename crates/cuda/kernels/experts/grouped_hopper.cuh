@@ -1,7 +1,8 @@
-// Products of many experts' rows on Hopper. One producer warp starts TMA copies, STAGES steps of 64 terms ahead; two consumer
+// Products of many experts' rows on Hopper. One producer warp starts TMA copies, STAGES steps of 128 bytes of terms ahead; two consumer
 // warpgroups multiply, 64x256 of a tile of 128x256 each. Each consumer warp writes its results by TMA from STORE_STAGES tiles in
 // shared memory, where other warps read them for the epilogue if EPILOGUE_APART. A file that includes this defines STAGES,
-// STORE_STAGES and EPILOGUE_APART: 48 KB a stage, 16 KB a store stage, together less than 227 KB.
+// STORE_STAGES and EPILOGUE_APART: 48 KB a stage, 16 KB a store stage, together less than 227 KB; and BYTES, those of a term: 2 (bf16)
+// or 1 (8 bits).
 #pragma once
 
 #include "experts/grouped.cuh"
@@ -11,9 +12,10 @@ constexpr int GROUP = 128;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-constexpr int BM = 128, BN = 256, BK = 64;
-constexpr int BOX = BK * BK * 2;  // bytes of one TMA copy of 64 rows of 64 elements
-constexpr int TILE_A = BM * BK * 2, TILE_B = BN * BK * 2, STAGE = TILE_A + TILE_B;
+constexpr int BM = 128, BN = 256, BK = 64;  // BK: columns of a TMA store
+constexpr int LINE = 128, TERMS = LINE / BYTES;  // bytes of a line of a stage, and its terms
+constexpr int BOX = 64 * LINE;  // bytes of 64 lines
+constexpr int TILE_A = BM * LINE, TILE_B = BN * LINE, STAGE = TILE_A + TILE_B;
 constexpr int STORE_TILE = 16 * BK * 2;  // bytes of 16 rows of 64 results: one TMA store
 constexpr int CONSUMERS = 2 * GROUP / WARP;        // warps that multiply
 constexpr int EPILOGUE_WARPS = GROUP / WARP - 1;   // beside the producer
@@ -67,7 +69,7 @@ struct Work {
 // Producer: starts the copies of a tile. HALVES: the second half of the right operand's lines starts at `second`.
 template <bool A_ALONG, bool B_ALONG, bool HALVES = false>
 DEVICE void copy_tile(const Space& space, Turn& turn, const TensorMap& a, const TensorMap& b, const Work& work, i32 second = 0) {
-    for (u32 k = 0; k < work.terms; k += BK, turn.next()) {
+    for (u32 k = 0; k < work.terms; k += TERMS, turn.next()) {
         const u32 full = space.full + 8 * turn.stage, to_a = space.a(turn.stage), to_b = space.b(turn.stage);
         barrier_wait(space.empty + 8 * turn.stage, turn.round ^ 1);
         barrier_expect(full, STAGE);
@@ -75,14 +77,14 @@ DEVICE void copy_tile(const Space& space, Turn& turn, const TensorMap& a, const 
             tma_load(to_a, a, work.a_term + (i32)k, work.a_line, full);
         } else {
 #pragma unroll
-            for (int i = 0; i < BM / BK; i++) tma_load(to_a + i * BOX, a, work.a_line + i * BK, work.a_term + (i32)k, full);
+            for (int i = 0; i < BM / 64; i++) tma_load(to_a + i * BOX, a, work.a_line + i * 64, work.a_term + (i32)k, full);
         }
         if constexpr (B_ALONG) {
             tma_load(to_b, b, work.b_term + (i32)k, work.b_line, full);
             if constexpr (HALVES) tma_load(to_b + TILE_B / 2, b, work.b_term + (i32)k, second, full);
         } else {
 #pragma unroll
-            for (int i = 0; i < BN / BK; i++) tma_load(to_b + i * BOX, b, work.b_line + i * BK, work.b_term + (i32)k, full);
+            for (int i = 0; i < BN / 64; i++) tma_load(to_b + i * BOX, b, work.b_line + i * 64, work.b_term + (i32)k, full);
         }
     }
 }
@@ -90,7 +92,7 @@ DEVICE void copy_tile(const Space& space, Turn& turn, const TensorMap& a, const 
 // Zeros the terms from `first` on of a stage whose rows are terms. All consumer threads take part.
 DEVICE void clear_terms(const Space& space, u32 stage, u32 first) {
     u8* const start = reinterpret_cast<u8*>(shared) + (space.a(stage) - shared_address(shared));
-    const u32 chunks = (BK - first) * 8;  // of 16 bytes in each box
+    const u32 chunks = (TERMS - first) * 8;  // of 16 bytes in each box
     for (u32 i = threadIdx.x - GROUP; i < chunks * (STAGE / BOX); i += 2 * GROUP)
         *reinterpret_cast<uint4*>(start + i / chunks * BOX + first * 128 + i % chunks * 16) = uint4{0, 0, 0, 0};
     shared_fence();
@@ -102,13 +104,13 @@ template <bool A_ALONG, bool B_ALONG, class F>
 DEVICE void multiply(float (&acc)[128], const Space& space, Turn& turn, u32 terms, F meanwhile) {
     const u32 group = threadIdx.x / GROUP - 1;
     u32 before = 0;
-    for (u32 k = 0; k < terms; k += BK, turn.next()) {
+    for (u32 k = 0; k < terms; k += TERMS, turn.next()) {
         barrier_wait(space.full + 8 * turn.stage, turn.round);
-        if (!A_ALONG && terms - k < BK) clear_terms(space, turn.stage, terms - k);
+        if (!A_ALONG && terms - k < TERMS) clear_terms(space, turn.stage, terms - k);
         const u32 a = space.a(turn.stage) + group * BOX, b = space.b(turn.stage);
         wgmma_fence();
 #pragma unroll
-        for (int s = 0; s < BK / 16; s++) {
+        for (int s = 0; s < TERMS / 16; s++) {
             // The next 16 terms: 32 bytes further if terms are along a row, 16 rows further if rows are terms.
             const u64 left = matrix_descriptor(a + s * (A_ALONG ? 32 : 2048), A_ALONG ? 16 : BOX);
             const u64 right = matrix_descriptor(b + s * (B_ALONG ? 32 : 2048), B_ALONG ? 16 : BOX);

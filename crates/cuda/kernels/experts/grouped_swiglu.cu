@@ -8,7 +8,7 @@
 //
 // If the consumers computed the exponentials of a tile, that would take a fifth of the time of its products (768 terms) while the
 // tensor cores wait. So gates and ups stay in the store tiles until the epilogue warps have read them.
-constexpr int STAGES = 3, STORE_STAGES = 4;
+constexpr int STAGES = 3, STORE_STAGES = 4, BYTES = 2;
 constexpr bool EPILOGUE_APART = true;
 #include "experts/grouped_hopper.cuh"
 #include "elementwise/swiglu.cuh"

@@ -35,6 +35,11 @@ impl DeviceInfo {
         self.compute >= FP8_COMPUTE
     }
 
+    /// Whether experts/grouped_fp8.cu runs on it.
+    pub fn has_fp8_experts(&self) -> bool {
+        self.compute == (9, 0)
+    }
+
     /// The architecture NVRTC compiles for: `sm_90a`, `sm_80`.
     pub fn arch(&self) -> String {
         let (major, minor) = self.compute;

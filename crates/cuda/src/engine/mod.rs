@@ -101,6 +101,7 @@ impl CudaEngine {
                 name: format!("cuda:{}", settings.device),
                 datasheet: limits::datasheet(&device.info.name, settings.tf32),
                 product: Some(device.info.name.clone()),
+                experts_in_bf16: !device.info.has_fp8_experts(),
             },
             lowered: HashMap::new(),
             libraries: Libraries::new(cache),

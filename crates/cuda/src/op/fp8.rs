@@ -9,7 +9,7 @@ use crate::device::FP8_COMPUTE;
 use crate::gemm::{At, Extra, Problem, Sizes, spec as bias_spec};
 use crate::kernels::Spec;
 use crate::{Error, Result};
-use ironhorse_core::op::{Act, Amax, MatmulFp8, Quantize, ScaleUpdate};
+use ironhorse_core::op::{Act, Amax, Gate, MatmulFp8, Op, Quantize, ScaleUpdate, SwigluBwd, SwigluFwd};
 use ironhorse_core::{DType, Fp8, Slot};
 
 /// The side of the tile of a block of fp8/quantize.cu.
@@ -19,7 +19,7 @@ const THREADS: u32 = 256;
 const AMAX_BLOCKS: usize = 1056;
 
 /// What kernels call a format.
-fn format_name(format: Fp8) -> &'static str {
+pub(super) fn format_name(format: Fp8) -> &'static str {
     match format {
         Fp8::E4M3 => "E4M3",
         Fp8::E5M2 => "E5M2",
@@ -56,7 +56,7 @@ pub(crate) fn quantize(cx: &mut Lower<'_>, op: &Quantize) -> Result<()> {
             return Err(Error::Unsupported(what));
         }
     }
-    if with_norm(cx, op)? || with_loss(cx, op)? {
+    if with_norm(cx, op)? || with_loss(cx, op)? || with_swiglu(cx, op)? || with_swiglu_bwd(cx, op)? {
         return Ok(());
     }
     let (rows, cols) = (op.inp.shape.rows(), op.inp.shape.cols());
@@ -142,6 +142,77 @@ fn loss_spec(format: Fp8) -> Result<Spec> {
     Ok(Spec::act("loss/fp8.cu", DType::BF16)?.define("FORMAT", format_name(format)))
 }
 
+/// Computes the 8 bits of SwiGLU's result together with it, if that was the last launch and nothing else reads it in bf16: the same bits,
+/// which are neither written nor read in between. `false` if it is not so.
+fn with_swiglu(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
+    let Some(Op::SwigluFwd(SwigluFwd { out, inp, gate: Gate::Silu })) = ahead(cx, 1) else { return Ok(false) };
+    let written = [op.out, op.out_t, op.seen, Some(op.inverse)].into_iter().flatten();
+    if !is_plain(op) || out != op.inp || !are_apart(written, &[inp]) || is_read_later(cx, out) {
+        return Ok(false);
+    }
+    let Some(grid) = tiles(op.inp).filter(|_| fits_swiglu(op.inp)) else { return Ok(false) };
+    cx.out.pop(); // SwiGLU's launch
+    let args = cx.optional_pointers(&[op.out, op.out_t, Some(op.inverse), op.seen, Some(op.amax), Some(inp)])?;
+    let args = args.u32s([op.inp.shape.rows(), op.inp.shape.cols()]);
+    let args = args.u32(op.margin as u32).u32(op.unknown as u32);
+    cx.launch(&swiglu_spec(op.format)?, "swiglu_quantize", grid, args)?;
+    Ok(true)
+}
+
+/// The same for SwiGLU's backward, whose gradient was quantised in rows and columns right before, and whose recomputed result this
+/// quantises in columns.
+fn with_swiglu_bwd(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
+    let (Some(Op::Quantize(of)), Some(Op::SwigluBwd(back))) = (ahead(cx, 1), ahead(cx, 2)) else { return Ok(false) };
+    let (Some(d_rows), Some(d_columns), Some(seen)) = (of.out, of.out_t, of.seen) else { return Ok(false) };
+    let (None, Some(columns), None) = (op.out, op.out_t, op.seen) else { return Ok(false) };
+    let SwigluBwd { d_inp, act, d_out, inp, gate } = back;
+    let whole = act == Some(op.inp) && of.inp == d_inp && gate == Gate::Silu && op.format == Fp8::E4M3;
+    let written = [d_rows, d_columns, of.inverse, seen, columns, op.inverse];
+    let alone = are_apart(written.into_iter(), &[d_out, inp]) && !is_read_later(cx, d_inp) && !is_read_later(cx, op.inp);
+    if !whole || !alone || !is_plain(op) || !is_plain(&of) {
+        return Ok(false);
+    }
+    let Some(grid) = tiles(op.inp).filter(|_| fits_swiglu(op.inp)) else { return Ok(false) };
+    cx.out.truncate(cx.out.len() - 2); // the launches of SwiGLU's backward and of the quantiser behind it
+    let args = cx.pointers(&[d_rows, d_columns, of.inverse, seen, of.amax, columns, op.inverse, op.amax, d_out, inp])?;
+    let args = args.u32s([op.inp.shape.rows(), op.inp.shape.cols()]);
+    let args = [of.margin, of.unknown, op.margin, op.unknown].into_iter().fold(args, |args, n| args.u32(n as u32));
+    cx.launch(&swiglu_spec(of.format)?, "swiglu_bwd_quantize", grid, args)?;
+    Ok(true)
+}
+
+/// The op so many before the one being lowered, if its launch is alone and in that place of the list.
+fn ahead(cx: &Lower<'_>, back: usize) -> Option<Op> {
+    let index = cx.op.checked_sub(back)?;
+    let of = |place: usize| cx.out.len().checked_sub(place).and_then(|at| cx.out.get(at)).map(|launch| launch.op);
+    let alone = of(back) == Some(index) && of(back + 1) != Some(index);
+    alone.then(|| cx.program.nodes()[index].op)
+}
+
+fn is_plain(op: &Quantize) -> bool {
+    op.act.is_none() && op.pre.is_none() && op.d_bias.is_none()
+}
+
+/// Whether nothing that is written is read too: while some blocks write, others still read.
+fn are_apart(mut written: impl Iterator<Item = Slot>, read: &[Slot]) -> bool {
+    written.all(|to| !read.iter().any(|from| from.overlaps(&to)))
+}
+
+/// What fp8/swiglu.cu takes.
+fn fits_swiglu(narrow: Slot) -> bool {
+    narrow.dtype == DType::BF16 && narrow.numel() > 0
+}
+
+fn swiglu_spec(format: Fp8) -> Result<Spec> {
+    Ok(Spec::act("fp8/swiglu.cu", DType::BF16)?.define("FORMAT", format_name(format)))
+}
+
+/// The tiles of a tensor, if a grid has room for them.
+fn tiles(of: Slot) -> Option<Grid> {
+    let [across, down] = [of.shape.cols().div_ceil(TILE), of.shape.rows().div_ceil(TILE)];
+    (down <= usize::from(u16::MAX)).then(|| Grid::plane(across.max(1), down.max(1), THREADS))
+}
+
 /// Whether an op after the one being lowered reads this memory before another one overwrites it.
 fn is_read_later(cx: &Lower<'_>, slot: Slot) -> bool {
     for node in &cx.program.nodes()[cx.op + 1..] {
@@ -157,14 +228,20 @@ fn is_read_later(cx: &Lower<'_>, slot: Slot) -> bool {
     false
 }
 
-pub(crate) fn matmul_fp8(cx: &mut Lower<'_>, op: &MatmulFp8) -> Result<()> {
-    if !cx.device.info.has_fp8() {
-        let ((least, under), (major, minor)) = (FP8_COMPUTE, cx.device.info.compute);
-        return Err(Error::Unsupported(format!(
-            "products of 8-bit numbers need compute capability {least}.{under} or newer; {} has {major}.{minor}: use --dtype bf16",
-            cx.device.info.name
-        )));
+/// Refuses a GPU without products of 8-bit numbers.
+pub(super) fn needs_fp8(cx: &Lower<'_>) -> Result<()> {
+    if cx.device.info.has_fp8() {
+        return Ok(());
     }
+    let ((least, under), (major, minor)) = (FP8_COMPUTE, cx.device.info.compute);
+    Err(Error::Unsupported(format!(
+        "products of 8-bit numbers need compute capability {least}.{under} or newer; {} has {major}.{minor}: use --dtype bf16",
+        cx.device.info.name
+    )))
+}
+
+pub(crate) fn matmul_fp8(cx: &mut Lower<'_>, op: &MatmulFp8) -> Result<()> {
+    needs_fp8(cx)?;
     let (rows, ic, oc) = (op.a.shape.rows(), op.a.shape.cols(), op.b.shape.rows());
     if rows == 0 || oc == 0 {
         return Ok(());
@@ -202,5 +279,5 @@ pub(crate) fn scale_update(cx: &mut Lower<'_>, op: &ScaleUpdate) -> Result<()> {
 pub(super) fn specs() -> Vec<Spec> {
     let types = [DType::F32, DType::BF16];
     let quantize = types.into_iter().flat_map(|act| Fp8::ALL.map(|format| spec(act, format))).flatten();
-    quantize.chain(Fp8::ALL.into_iter().flat_map(loss_spec)).collect()
+    quantize.chain(Fp8::ALL.into_iter().flat_map(|format| [loss_spec(format), swiglu_spec(format)]).flatten()).collect()
 }

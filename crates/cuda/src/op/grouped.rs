@@ -49,7 +49,7 @@ impl Path {
         let takes = |path: &Self| match path {
             Self::Any => true,
             Self::Mma => bf16 && whole(8),
-            Self::Wgmma => bf16 && whole(BOX) && g.rows > 0 && Self::Wgmma.shared(g.experts) <= HOPPER_SHARED,
+            Self::Wgmma => bf16 && whole(BOX) && g.rows > 0 && Self::Wgmma.fits(g.experts),
         };
         let paths = [Self::Wgmma, Self::Mma];
         paths.into_iter().find(|path| *path <= most && takes(path)).unwrap_or(Self::Any)
@@ -100,6 +100,11 @@ impl Path {
             Self::Wgmma => 4 * (48 << 10) + (32 << 10) + 64 + 1024,
         };
         tiles + 2 * (experts + 1) * size_of::<u32>()
+    }
+
+    /// Whether a block of a Hopper has room for the offsets of so many experts.
+    pub fn fits(self, experts: usize) -> bool {
+        self.shared(experts) <= HOPPER_SHARED
     }
 
     fn spec(self, step: Step, input: DType, output: DType) -> Result<Spec> {
@@ -182,7 +187,7 @@ fn launch(
 }
 
 /// The address of a result, and its tensor map for TMA stores; f32 needs none.
-fn mapped_result(cx: &Lower<'_>, args: Args, slot: Slot) -> Result<Args> {
+pub(super) fn mapped_result(cx: &Lower<'_>, args: Args, slot: Slot) -> Result<Args> {
     let args = args.ptr(cx.ptr(slot)?);
     if slot.dtype != DType::BF16 {
         return Ok(args.words(&[0; 32]));
@@ -196,9 +201,9 @@ fn mapped_operands(cx: &Lower<'_>, args: Args, step: Step, operands: [Slot; 2]) 
     })
 }
 
-fn matrix(cx: &Lower<'_>, slot: Slot) -> Result<Matrix> {
+pub(super) fn matrix(cx: &Lower<'_>, slot: Slot) -> Result<Matrix> {
     let cols = slot.shape.cols();
-    Ok(Matrix { at: cx.ptr(slot)?, rows: slot.numel() / cols, cols })
+    Ok(Matrix { at: cx.ptr(slot)?, rows: slot.numel() / cols, cols, bytes: slot.dtype.size() })
 }
 
 /// Rows of a TMA copy of an operand: a whole tile if they are rows or columns of the result, 64 if they are terms of its sums.

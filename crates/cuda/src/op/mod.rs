@@ -9,6 +9,7 @@ mod flash;
 mod fp8;
 mod gemv;
 mod grouped;
+mod grouped_fp8;
 mod grouped_lora;
 mod linear;
 mod lora;
@@ -117,6 +118,8 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::Quantize(op) => fp8::quantize(cx, op),
         Op::ScaleUpdate(op) => fp8::scale_update(cx, op),
         Op::MatmulFp8(op) => fp8::matmul_fp8(cx, op),
+        Op::GroupedFp8(op) => grouped_fp8::grouped_fp8(cx, op),
+        Op::GroupedFp8BwdWeight(op) => grouped_fp8::grouped_fp8_bwd_weight(cx, op),
         Op::Fill(op) => memory::fill(cx, op),
         Op::CopySlot(op) => memory::copy(cx, op),
         Op::Exchange(op) => collective::exchange(cx, op),
@@ -163,7 +166,7 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
 /// Every specialisation the launchers ask for.
 pub(crate) fn specs() -> Vec<Spec> {
     specs_of!(
-        attention_cached collective elementwise embedding flash fp8 gemv grouped grouped_lora linear loss memory muon norm optimizer
+        attention_cached collective elementwise embedding flash fp8 gemv grouped grouped_fp8 grouped_lora linear loss memory muon norm optimizer
         preference qk_norm rope router routing sample swiglu
     )
 }

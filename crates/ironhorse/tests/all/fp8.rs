@@ -17,14 +17,14 @@ use std::ops::Range;
 
 const BATCH: (usize, usize) = (2, 32);
 const VOCAB: usize = 208;
-const HEAD: Fp8Products = Fp8Products { head: true, gradients: Fp8::E5M2, scales: Fp8Scales::Delayed };
-const BLOCKS: Fp8Products = Fp8Products { head: false, gradients: Fp8::E4M3, scales: Fp8Scales::Current };
+const HEAD: Fp8Products = Fp8Products { head: true, experts: true, gradients: Fp8::E5M2, scales: Fp8Scales::Delayed };
+const BLOCKS: Fp8Products = Fp8Products { head: false, experts: true, gradients: Fp8::E4M3, scales: Fp8Scales::Current };
 
 fn rounding(threads: usize) -> Box<dyn Engine> {
     Box::new(RoundingEngine::new(Box::new(CpuEngine::new(threads)), Rounding::Fp8))
 }
 
-/// A GPT-2 with each activation, a Llama, and a mixture whose experts stay in bf16.
+/// A GPT-2 with each activation, a Llama, and a mixture.
 fn models() -> [ModelConfig; 4] {
     let gpt2 = format!("n_layer=2,n_head=4,n_embd=48,vocab_size={VOCAB},max_seq_len=32");
     let llama = format!(
@@ -103,9 +103,16 @@ fn only_training_multiplies_in_8_bits_and_only_what_can() {
         let eval = config.evaluation(BATCH, Precision::BF16.with_fp8(products)).unwrap();
         assert_eq!(count(&eval, "matmul_fp8"), 0);
     }
-    // a router chooses in bf16, and experts compute in it
-    let program = experts.training(BATCH, Recompute::None, Precision::BF16.with_fp8(HEAD)).unwrap();
-    assert_eq!((count(&program, "linear_fwd"), count(&program, "matmul_fp8")), (1, 6 + 3));
+    // a router chooses in bf16; experts have two products forward and four backward, unless they are to stay in bf16
+    let names = ["linear_fwd", "matmul_fp8", "grouped_fp8", "grouped_fp8_bwd_weight", "grouped_linear_fwd"];
+    for (products, counts) in
+        [(HEAD, [1, 6 + 3, 4, 2, 0]), (Fp8Products { experts: false, ..HEAD }, [1, 6 + 3, 0, 0, 2])]
+    {
+        let program = experts.training(BATCH, Recompute::None, Precision::BF16.with_fp8(products)).unwrap();
+        assert_eq!(names.map(|name| count(&program, name)), counts, "{products:?}");
+        let eval = experts.evaluation(BATCH, Precision::BF16.with_fp8(products)).unwrap();
+        assert_eq!((count(&eval, "grouped_fp8"), count(&eval, "grouped_linear_fwd")), (0, 2));
+    }
     // sizes that such products do not have
     let odd = ModelConfig::parse("n_layer=1,n_head=5,n_embd=40,vocab_size=203,max_seq_len=32").unwrap();
     let program = odd.training(BATCH, Recompute::None, Precision::BF16.with_fp8(HEAD)).unwrap();
@@ -124,7 +131,9 @@ fn recomputing_changes_no_bit() {
             session.micro_step(&x, &y, &scalars(1)).unwrap();
             session.update(&scalars(1)).unwrap()
         };
-        assert_eq!(run(Recompute::None), run(Recompute::Full));
+        for recompute in [Recompute::Gelu, Recompute::Full, Recompute::Experts] {
+            assert_eq!(run(Recompute::None), run(recompute), "{recompute:?}");
+        }
     }
 }
 
@@ -219,6 +228,8 @@ fn every_damage_of_a_quantiser_is_found_at_its_op() {
                 vec![(inverse, double), (out, tiles), (out_t, tiles)]
             }
             Op::MatmulFp8(op) => vec![(op.out, tiles)],
+            Op::GroupedFp8(op) => vec![(op.out, tiles)],
+            Op::GroupedFp8BwdWeight(op) => vec![(op.d_weight, tiles)],
             _ => continue,
         };
         // a few of each kind, over the whole step

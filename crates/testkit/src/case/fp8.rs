@@ -5,7 +5,11 @@ use ironhorse_core::op::{Accum, Act, Amax, MatmulFp8, PreAct, Quantize, ScaleUpd
 use ironhorse_core::{Fp8, Precision};
 
 /// The ops of products of 8-bit numbers: GPUs before compute capability 8.9 do not have them.
-pub const FP8_OPS: &[&str] = &["amax", "quantize", "matmul_fp8", "scale_update"];
+pub const FP8_OPS: &[&str] =
+    &["amax", "quantize", "matmul_fp8", "scale_update", "grouped_fp8", "grouped_fp8_bwd_weight"];
+
+/// Those whose cases are here.
+pub(super) const OWN: &[&str] = &["amax", "quantize", "matmul_fp8", "scale_update"];
 
 /// (rows, columns) of tensors
 const SHAPES: [[usize; 2]; 7] = [[16, 16], [48, 32], [128, 128], [144, 272], [272, 144], [0, 32], [1024, 48]];

@@ -8,6 +8,7 @@ mod elementwise;
 mod embedding;
 mod fp8;
 mod grouped;
+mod grouped_fp8;
 mod grouped_lora;
 mod kit;
 mod layernorm;
@@ -213,7 +214,8 @@ const FAMILIES: &[Family] = &[
     (&["grad_norm", "adamw"], optimizer::cases),
     (&["muon_momentum", "muon_update"], muon::cases),
     (&["matmul"], matmul::cases),
-    (FP8_OPS, fp8::cases),
+    (fp8::OWN, fp8::cases),
+    (&["grouped_fp8", "grouped_fp8_bwd_weight"], grouped_fp8::cases),
     (&["fill", "copy"], memory::cases),
     (&["exchange", "tree_sum", "all_gather"], collective::cases),
 ];
@@ -282,7 +284,7 @@ mod tests {
         let ops: HashSet<_> = mixed.iter().map(|case| case.op().name()).collect();
         let want = ["embedding_bwd", "layernorm_bwd", "linear_bwd_weight", "adamw", "muon_momentum"];
         let more = ["rmsnorm_bwd", "qk_norm_bwd", "grouped_linear_bwd_weight", "lora_bwd_weight"];
-        let want = [&want[..], &more, &["grouped_lora_bwd_weight", "quantize", "matmul_fp8"]].concat();
+        let want = [&want[..], &more, &["grouped_lora_bwd_weight", "quantize", "matmul_fp8", "grouped_fp8_bwd_weight"]].concat();
         assert_eq!(ops, HashSet::from_iter(want));
     }
 
@@ -346,6 +348,7 @@ mod tests {
             let again = |op: &Op| matches!(op, Op::SwigluBwd(op) if (op.act == Some(op.d_out)) == want);
             has("swiglu again in place", &again);
             has("experts' swiglu", &|op| matches!(op, Op::GroupedLinearFwd(op) if op.act.is_some() == want));
+            has("experts beside", &|op| matches!(op, Op::GroupedFp8(op) if op.beside == want));
             has("combine in place", &|op| matches!(op, Op::CombineBwd(op) if (op.d_rows == op.rows) == want));
         }
         for accum in [Accum::Write, Accum::Add, Accum::FirstWrites] {
@@ -362,6 +365,7 @@ mod tests {
             has("accum", &|op| matches!(op, Op::PermuteBwd(op) if op.accum == accum));
             has("accum", &|op| matches!(op, Op::GroupedLinearBwdWeight(op) if op.accum == accum));
             has("accum", &|op| matches!(op, Op::GroupedLoraBwdWeight(op) if op.accum == accum));
+            has("accum", &|op| matches!(op, Op::GroupedFp8BwdWeight(op) if op.accum == accum));
             has("accum", &|op| matches!(op, Op::RouterLoad(op) if op.accum == accum));
         }
     }

@@ -3,10 +3,10 @@
 use super::{Case, Kit};
 use ironhorse_core::op::{
     Accum, AttentionCached, AttentionFwd, AttentionMask, CrossEntropy, CrossEntropyBwd, EmbeddingBwd,
-    EmbeddingFwd, GroupedLinearFwd, GroupedLoraBwdInput, GroupedLoraBwdWeight, GroupedLoraFwd, LoraParts,
+    EmbeddingFwd, GroupedFp8, GroupedFp8BwdWeight, GroupedLinearFwd, GroupedLoraBwdInput, GroupedLoraBwdWeight, GroupedLoraFwd, LoraParts,
     Preference, Rope, RopeScaling, RouteSort, RouterFwd,
 };
-use ironhorse_core::{Precision, Slot};
+use ironhorse_core::{Fp8, Precision, Slot};
 
 /// Valid programs with an invalid input, in f32.
 pub fn refusals() -> Vec<Case> {
@@ -64,6 +64,7 @@ pub fn refusals_in(p: Precision) -> Vec<Case> {
     for offsets in [[1, 3, 5], [0, 4, 3], [0, 3, 6], [0, -1, 5], [0, i32::MAX, 5], [0, 5, 4]] {
         cases.push(grouped_linear_fwd(p, offsets));
         cases.extend(grouped_lora(p, offsets));
+        cases.extend(grouped_fp8(p, offsets));
     }
     cases
 }
@@ -269,6 +270,34 @@ fn grouped_linear_fwd(p: Precision, offsets: [i32; 3]) -> Case {
     let (out, inp, weight) = (kit.slot([5, 2]), kit.slot([5, 3]), kit.param([2, 2, 3]));
     let offsets = kit.i32s([3], &offsets);
     kit.finish(GroupedLinearFwd { out, act: None, inp, weight, offsets })
+}
+
+/// Offsets of 5 rows for 16 rows: none of them ends where it should.
+fn grouped_fp8(p: Precision, ends: [i32; 3]) -> [Case; 2] {
+    let kits = || {
+        let mut kit = Kit::with_precision(p, format!("offsets {ends:?} of 16 rows"));
+        let slots = [(); 2].map(|()| {
+            let slot = kit.fp8([16, 16], Fp8::E4M3);
+            kit.set(slot, vec![1.0; 256]);
+            slot
+        });
+        let inverses = [(); 2].map(|()| {
+            let slot = kit.stat([1]);
+            kit.set(slot, vec![1.0]);
+            slot
+        });
+        let offsets = kit.i32s([3], &ends);
+        (kit, slots, inverses, offsets)
+    };
+    let (mut kit, [a, _], [a_inverse, b_inverse], offsets) = kits();
+    let (out, b) = (kit.slot([16, 16]), kit.fp8([2, 16, 16], Fp8::E4M3));
+    kit.set(b, vec![1.0; 512]);
+    let (beside, fast) = (false, true);
+    let rows = kit.finish(GroupedFp8 { out, a, b, a_inverse, b_inverse, offsets, beside, fast });
+    let (mut kit, [d_out, inp], [d_out_inverse, inp_inverse], offsets) = kits();
+    let (d_weight, accum) = (kit.grad([2, 16, 16]), Accum::Write);
+    let op = GroupedFp8BwdWeight { d_weight, d_out, inp, d_out_inverse, inp_inverse, offsets, accum };
+    [rows, kit.finish(op)]
 }
 
 /// The kernels of adapters: those of rows, and that of weights.

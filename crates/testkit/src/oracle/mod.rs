@@ -10,6 +10,7 @@ mod embedding;
 mod fp8;
 mod fused;
 mod grouped;
+mod grouped_fp8;
 mod grouped_lora;
 pub(crate) mod layernorm;
 mod linear;
@@ -150,6 +151,8 @@ pub(crate) fn execute(pools: &mut Pools, op: &Op, step: Step) -> Result<()> {
         Op::Quantize(op) => fp8::quantize(pools, op, step),
         Op::ScaleUpdate(op) => fp8::scale_update(pools, op),
         Op::MatmulFp8(op) => fp8::matmul_fp8(pools, op, step),
+        Op::GroupedFp8(op) => grouped_fp8::rows(pools, op),
+        Op::GroupedFp8BwdWeight(op) => grouped_fp8::weight(pools, op, step),
         Op::Fill(op) => memory::fill(pools, op),
         Op::CopySlot(op) => memory::copy(pools, op),
         Op::Exchange(op) => collective::exchange(pools, op),

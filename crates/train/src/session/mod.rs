@@ -47,7 +47,7 @@ impl Session {
         config: impl Into<ModelConfig>,
         spec: &SessionSpec,
     ) -> Result<Self> {
-        let config = config.into();
+        let (config, spec) = (config.into(), spec.on(engine.device()));
         let programs = spec.programs(&config)?;
         engine.reserve(&programs.layout())?;
         let model = Adapted { config, lora: spec.lora };

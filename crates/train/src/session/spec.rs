@@ -4,7 +4,7 @@ use super::{Serving, serving};
 use crate::Result;
 use crate::eval::shapes;
 use crate::model::{Adapted, Lora, ModelConfig, Recompute, StepOptions, Sums};
-use ironhorse_core::{DropRate, Layout, Precision, Program};
+use ironhorse_core::{DeviceDescription, DropRate, Layout, Precision, Program};
 
 /// Which programs a session is made for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,6 +42,15 @@ pub struct SessionSpec {
 }
 
 impl SessionSpec {
+    /// What such a session is on a device: its experts stay in bf16 where the device says so.
+    #[must_use]
+    pub fn on(mut self, device: &DeviceDescription) -> Self {
+        if let Some(fp8) = &mut self.precision.fp8 {
+            fp8.experts &= !device.experts_in_bf16;
+        }
+        self
+    }
+
     /// What an engine must reserve for such a session.
     pub fn layout(&self, config: &ModelConfig) -> Result<Layout> {
         Ok(self.programs(config)?.layout())

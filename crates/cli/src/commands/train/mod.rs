@@ -36,7 +36,7 @@ pub use watch::{Trained, Watch};
 use super::choices;
 use super::fetch::names;
 use super::model::{RUNS, beside};
-use super::workload::parameters_text;
+use super::workload::{note_experts, parameters_text};
 use crate::hardware::check_memory;
 use crate::loading::load_base;
 use crate::progress::Progress;
@@ -248,6 +248,7 @@ impl Prepared {
         spec.decode = opened.data.tokenizer.is_some().then_some(1);
         check_memory(engine.as_ref(), &config, &spec)?; // now with what validation and samples need
         engine.set_choices(earlier.choices)?;
+        note_experts(engine.as_ref(), &config, &spec);
         let mut session = Session::new(engine, config, &spec)?;
         party.connect(&mut session)?;
         let (control, facts) = (control.clone(), (opened.train, opened.val));

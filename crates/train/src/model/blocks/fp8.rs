@@ -60,10 +60,44 @@ struct Source {
 
 /// Which of a layer's tensors.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub enum Kind {
     Weight,
     Activation,
     Gradient,
+}
+
+/// How a tensor is scaled, wherever it is rounded to 8 bits.
+#[derive(Clone, Copy)]
+pub struct Scaling {
+    amax: Slot,
+    seen: Option<Slot>,
+    margin: i32,
+    unknown: i32,
+    format: Fp8,
+}
+
+impl Scaling {
+    /// Of the same tensor once more, when its largest element is known to the step.
+    pub fn again(self) -> Self {
+        Self { seen: None, ..self }
+    }
+}
+
+/// A tensor in 8 bits, in rows or in columns or both.
+#[derive(Clone, Copy)]
+pub struct Narrow {
+    pub rows: Option<Slot>,
+    pub columns: Option<Slot>,
+    /// 1 over its scale.
+    pub inverse: Slot,
+}
+
+/// Which of the two forms of a tensor in 8 bits to write.
+#[derive(Clone, Copy)]
+pub enum Form {
+    Rows,
+    Columns,
+    Both,
 }
 
 impl Source {
@@ -85,6 +119,13 @@ impl Blocks {
         let sizes = [self.tokens(), p.weight.shape.rows(), p.weight.shape.cols()];
         let fits = sizes.iter().all(|size| size.is_multiple_of(MULTIPLE));
         fits && !p.exact && p.adapter.is_none() && !is_frozen(p.weight) && (name != HEAD || products.head)
+    }
+
+    /// Whether the products of these weights of experts, with so many rows, are of 8-bit numbers.
+    pub fn are_experts_fp8(&self, rows: usize, weights: &[Slot]) -> bool {
+        let sizes = weights.iter().flat_map(|weight| [weight.shape.cols(), weight.shape.rows()]);
+        let fits = sizes.chain([rows]).all(|size| size.is_multiple_of(MULTIPLE));
+        fits && self.fp8.is_some_and(|products| products.experts) && !weights.iter().any(|weight| is_frozen(*weight))
     }
 
     /// `out = inp · weightᵀ + bias`; with `act`, of the activation of `inp`.
@@ -124,7 +165,8 @@ impl Blocks {
         Ok(())
     }
 
-    fn gradients_fp8(&self) -> Fp8 {
+    /// The format of gradients.
+    pub fn gradients_fp8(&self) -> Fp8 {
         self.fp8.map_or(Fp8::E5M2, |products| products.gradients)
     }
 
@@ -159,11 +201,20 @@ impl Blocks {
         Ok(())
     }
 
-    /// A tensor in 8 bits. Weights have current scales: they are few beside activations, and an update may change them by any
-    /// factor.
     fn quantize(&mut self, source: Source) -> Result<Quantized> {
-        let Source { inp, act, pre, d_bias, format, kind } = source;
-        let (rows, cols) = (inp.shape.rows(), inp.shape.cols());
+        let scaling = self.scaling(source.inp, source.kind, source.format)?;
+        // a margin on top of the room that scales of earlier steps leave would be twice the room
+        let margin = if scaling.seen.is_some() { scaling.margin } else { source.margin() };
+        let narrow = self.quantize_source(source, Scaling { margin, ..scaling }, Form::Both)?;
+        match narrow {
+            Narrow { rows: Some(rows), columns: Some(columns), inverse } => Ok(Quantized { rows, columns, inverse }),
+            _ => Err(Error::Program("a tensor in 8 bits without rows or columns".into()).into()),
+        }
+    }
+
+    /// How a tensor is scaled. Weights have current scales: they are few beside activations, and an update may change them by any
+    /// factor.
+    pub fn scaling(&mut self, inp: Slot, kind: Kind, format: Fp8) -> Result<Scaling> {
         let delayed = kind != Kind::Weight && self.fp8.is_some_and(|fp8| fp8.scales == Fp8Scales::Delayed);
         let (amax, seen, margin) = if delayed {
             let [amax, seen] = self.b.scale();
@@ -171,21 +222,40 @@ impl Blocks {
         } else {
             let amax = self.b.activation([1], DType::F32);
             self.b.push(Amax { amax, inp })?;
-            (amax, None, source.margin())
+            (amax, None, 0)
         };
         let unknown = match kind {
             _ if !delayed => OF_ZEROS,
             Kind::Gradient => FIRST_GRADIENTS + self.tokens().ilog2() as i32,
             _ => FIRST_ACTIVATIONS,
         };
+        Ok(Scaling { amax, seen, margin, unknown, format })
+    }
+
+    /// A tensor in 8 bits as it is.
+    pub fn narrow(&mut self, inp: Slot, scaling: Scaling, form: Form) -> Result<Narrow> {
+        let source = Source::plain(inp, Kind::Activation, scaling.format);
+        self.quantize_source(source, scaling, form)
+    }
+
+    fn quantize_source(&mut self, source: Source, scaling: Scaling, form: Form) -> Result<Narrow> {
+        let Source { inp, act, pre, d_bias, .. } = source;
+        let Scaling { amax, seen, margin, unknown, format } = scaling;
+        let (rows, cols) = (inp.shape.rows(), inp.shape.cols());
         let inverse = self.b.activation([1], DType::F32);
         // In an f32 program slots of f32 hold the numbers of the format.
         let held = if self.dtype() == DType::F32 { DType::F32 } else { DType::F8(format) };
-        let by_rows = self.b.activation([rows, cols], held);
-        let by_columns = self.b.activation([cols, rows], held);
+        let [by_rows, by_columns] = match form {
+            Form::Rows => [true, false],
+            Form::Columns => [false, true],
+            Form::Both => [true, true],
+        };
+        let out = by_rows.then(|| self.b.activation([rows, cols], held));
+        let out_t = by_columns.then(|| self.b.activation([cols, rows], held));
+        let accum = Accum::FirstWrites;
         self.b.push(Quantize {
-            out: Some(by_rows),
-            out_t: Some(by_columns),
+            out,
+            out_t,
             inverse,
             d_bias,
             inp,
@@ -196,9 +266,9 @@ impl Blocks {
             format,
             margin,
             unknown,
-            accum: Accum::FirstWrites,
+            accum,
         })?;
-        Ok(Quantized { rows: by_rows, columns: by_columns, inverse })
+        Ok(Narrow { rows: out, columns: out_t, inverse })
     }
 
     /// At the end of the update: the largest elements of this step become those of earlier steps.

@@ -13,6 +13,7 @@ mod update;
 
 pub(super) use adapter::Adapter;
 pub(super) use attention::{Attending, Attention, Heads};
+pub(super) use fp8::{Form, Kind, Narrow, Scaling};
 pub(super) use head::Head;
 pub(super) use norm::{Norm, NormWeights};
 pub(super) use preference::PairIo;

@@ -1,6 +1,7 @@
 //! A mixture of experts in place of an MLP: the router, the rows of each expert, and their backward.
 
 use super::expert_layer::ExpertLayer;
+use super::experts_fp8::RowsFp8;
 use super::{Decoder, SavedLayer};
 use crate::Result;
 use crate::model::Recompute;
@@ -44,17 +45,19 @@ struct Routes {
 
 /// What the experts made of their rows.
 #[derive(Clone, Copy)]
-struct Rows {
+pub(super) struct Rows {
     /// (N·K,C)
-    inp: Slot,
+    pub inp: Slot,
     /// (N·K,2F)
-    w13: Slot,
+    pub w13: Slot,
     /// (N·K,F)
-    act: Slot,
+    pub act: Slot,
     /// (N·K,C)
-    out: Slot,
+    pub out: Slot,
     /// (N·K,P·r), what the adapters of w1 and w3 and those of w2 made of their inputs.
-    hidden: [Option<Slot>; 2],
+    pub hidden: [Option<Slot>; 2],
+    /// Where the products are of 8-bit numbers; then the backward needs neither `inp` nor `act`.
+    pub fp8: Option<RowsFp8>,
 }
 
 /// How a layer's tokens spread over its experts.
@@ -83,7 +86,7 @@ impl SavedExperts {
 
 impl Decoder {
     /// A new (N·K,cols) activation.
-    fn routes_by(&mut self, top_k: usize, cols: usize) -> Slot {
+    pub(super) fn routes_by(&mut self, top_k: usize, cols: usize) -> Slot {
         let (rows, dtype) = (self.net.tokens() * top_k, self.net.dtype());
         self.net.b.activation([rows, cols], dtype)
     }
@@ -103,7 +106,7 @@ impl Decoder {
         let routes = self.router(l, inp, p)?;
         let training = purpose == Purpose::Training;
         let spread = training.then(|| self.router_load(l, &routes, p)).transpose()?;
-        let rows = self.expert_rows(l, inp, &routes, p)?;
+        let rows = self.expert_rows(l, inp, &routes, p, None)?;
         let (out, name) = (self.net.hidden(), self.name(l, "moe"));
         let Routes { places, weights, .. } = routes;
         self.net.b.at(&name);
@@ -143,15 +146,25 @@ impl Decoder {
     }
 
     /// The rows of all experts. A backward that kept none of them computes them again.
-    fn expert_rows(&mut self, l: usize, tokens: Slot, routes: &Routes, p: Experts) -> Result<Rows> {
+    fn expert_rows(
+        &mut self,
+        l: usize,
+        tokens: Slot,
+        routes: &Routes,
+        p: Experts,
+        again: Option<RowsFp8>,
+    ) -> Result<Rows> {
         let Routes { order, offsets, .. } = *routes;
         let inp = self.permuted(l, tokens, order, p)?;
+        if self.are_experts_fp8(p) {
+            return self.expert_rows_fp8(l, (inp, offsets), p, again);
+        }
         let [wide, act] = [2, 1].map(|times| self.routes_by(p.top_k, times * self.plan.ffn));
         let w13 = self.name(l, "experts.w1_w3");
         let first = self.expert_layer_fwd(&w13, p.w13, [wide, inp], (Some(act), offsets))?;
         let (out, w2) = (self.routes_by(p.top_k, self.plan.setup.width), self.name(l, "experts.w2"));
         let second = self.expert_layer_fwd(&w2, p.w2, [out, act], (None, offsets))?;
-        Ok(Rows { inp, w13: wide, act, out, hidden: [first, second] })
+        Ok(Rows { inp, w13: wide, act, out, hidden: [first, second], fp8: None })
     }
 
     fn permuted(&mut self, l: usize, inp: Slot, order: Slot, p: Experts) -> Result<Slot> {
@@ -175,8 +188,9 @@ impl Decoder {
         let norm = self.norm_2_again(l, saved, recompute)?;
         let rows = match recompute {
             Recompute::None | Recompute::Gelu => rows,
+            Recompute::Full if rows.fp8.is_some() => rows,
             Recompute::Full => Rows { inp: self.permuted(l, norm, routes.order, p)?, ..rows },
-            Recompute::Experts => self.expert_rows(l, norm, &routes, p)?,
+            Recompute::Experts => self.expert_rows(l, norm, &routes, p, rows.fp8)?,
         };
         let Routes { probs, weights, experts, places, offsets, .. } = routes;
         let d_weights = self.table(p.top_k, DType::F32);
@@ -184,7 +198,10 @@ impl Decoder {
         let d_rows = rows.out; // in place, as below: nothing reads the forward's value any more
         self.net.b.push(CombineBwd { d_rows, d_weights, d_out: d_res, rows: rows.out, places, weights })?;
         self.net.b.name_grad(self.name(l, "weights"), d_weights);
-        let d_inp = self.expert_rows_bwd(l, rows, p, offsets, recompute)?;
+        let d_inp = match rows.fp8 {
+            Some(fp8) => self.expert_rows_bwd_fp8(l, &rows, fp8, p, offsets)?,
+            None => self.expert_rows_bwd(l, rows, p, offsets, recompute)?,
+        };
 
         let dtype = self.net.dtype();
         let d_logits = self.table(p.gate.weight.shape.rows(), dtype);

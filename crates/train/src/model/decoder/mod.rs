@@ -21,6 +21,7 @@ mod backward;
 mod dropout;
 mod expert_layer;
 mod experts;
+mod experts_fp8;
 mod forward;
 mod lora;
 mod post_norm;

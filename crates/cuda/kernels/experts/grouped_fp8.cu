@@ -1,0 +1,191 @@
+// grouped_fp8_fast:       out[r] = (a[r]·b[e]ᵀ)·inverses for the rows r of each expert e, in 8 bits; b (E,N,K), or (N,E·K) where
+//                         `beside`; Hopper only
+// grouped_fp8_exact:      the same with sums in f32
+// grouped_fp8_bwd_weight: d_weight[e] (+)= Σ_r d_out[r]ᵀ·inp[r]·inverses over the rows of each expert, with sums in f32; d_out (OC,rows)
+//                         and inp (C,rows)
+//                         a and d_out are of the format LEFT, the right operands e4m3
+// moves  each operand once per tile, mostly from L2; bound: tensor cores
+// grid   a persistent block on each multiprocessor: a producer warp starts TMA copies, four stages of 128 terms ahead; two consumer
+//        warpgroups multiply, 64x256 of a tile of 128x256 each; needs N % 64 == 0, K % 16 == 0 (K % 128 == 0 where `beside`),
+//        OC % 64 == 0, C % 64 == 0, rows % 16 == 0, arrays at multiples of 16 bytes
+// order  a product's terms in order, 32 at a time: repeatable. The tensor cores keep 13 bits of their sums. Sums in f32 are of 128 terms
+//        of theirs each, added in order, of half a tile at a time: with sums of a whole tile beside those of the tensor cores a thread
+//        would need more registers than there are
+//
+// Terms beyond the last of an expert are those of the next one, and become zeros in shared memory. What lies outside of an array comes
+// as zeros.
+constexpr int STAGES = 4, STORE_STAGES = 2, BYTES = 1;
+constexpr bool EPILOGUE_APART = false;
+#include "common/fp8.cuh"
+#include "experts/grouped_results.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+constexpr bool WIDE = LEFT::FRACTION == 2;
+
+// Zeros the terms from `first` on of a stage. All consumer threads take part.
+DEVICE void clear_after(const Space& space, u32 stage, u32 first) {
+    u8* const start = reinterpret_cast<u8*>(shared) + (space.a(stage) - shared_address(shared));
+    const u32 begin = first / 16, chunks = LINE / 16 - begin;
+    for (u32 i = threadIdx.x - GROUP; i < chunks * (BM + BN); i += 2 * GROUP) {
+        const u32 line = i / chunks, chunk = begin + i % chunks, kept = chunk == begin ? first % 16 : 0;
+        u32* const at = reinterpret_cast<u32*>(start + line * LINE + (chunk ^ line % 8) * 16);
+#pragma unroll
+        for (u32 w = 0; w < 4; w++) {
+            const u32 bytes = kept < 4 * w ? 0 : kept - 4 * w;  // of this word, that stay
+            if (bytes < 4) at[w] = bytes == 0 ? 0 : at[w] & (1u << 8 * bytes) - 1;
+        }
+    }
+    shared_fence();
+    named_barrier<1, 2 * GROUP>();
+}
+
+// Consumer: acc = this warpgroup's rows of a tile of at least one term, as the tensor cores sum.
+template <class F> DEVICE void multiply_fast(float (&acc)[128], const Space& space, Turn& turn, u32 terms, F meanwhile) {
+    const u32 group = threadIdx.x / GROUP - 1;
+    u32 before = 0;
+    for (u32 k = 0; k < terms; k += TERMS, turn.next()) {
+        barrier_wait(space.full + 8 * turn.stage, turn.round);
+        const u32 a = space.a(turn.stage) + group * BOX, b = space.b(turn.stage);
+        wgmma_fence();
+#pragma unroll
+        for (int s = 0; s < TERMS / 32; s++)
+            wgmma_fp8<WIDE>(acc, matrix_descriptor(a + s * 32, 16), matrix_descriptor(b + s * 32, 16), k > 0 || s > 0);
+        wgmma_commit();
+        if (k > 0) {
+            wgmma_wait<1>();  // the products of the stage before are done
+            if (threadIdx.x % WARP == 0) barrier_arrive(space.empty + 8 * before);
+        }
+        before = turn.stage;
+    }
+    meanwhile();
+    wgmma_wait<0>();
+    hold(acc);
+    if (threadIdx.x % WARP == 0) barrier_arrive(space.empty + 8 * before);
+}
+
+// The same with sums in f32. ENDS: terms beyond the last are not zeros yet.
+template <bool ENDS, class F> DEVICE void multiply_exact(float (&sum)[128], const Space& space, Turn& turn, u32 terms, F meanwhile) {
+    const u32 group = threadIdx.x / GROUP - 1;
+#pragma unroll
+    for (int i = 0; i < 128; i++) sum[i] = 0.0f;
+    for (u32 k = 0; k < terms; k += TERMS, turn.next()) {
+        barrier_wait(space.full + 8 * turn.stage, turn.round);
+        if (ENDS && terms - k < TERMS) clear_after(space, turn.stage, terms - k);
+        const u32 a = space.a(turn.stage) + group * BOX, b = space.b(turn.stage);
+        float part[64];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            wgmma_fence();
+#pragma unroll
+            for (int s = 0; s < TERMS / 32; s++)
+                wgmma_fp8<WIDE>(part, matrix_descriptor(a + s * 32, 16), matrix_descriptor(b + h * 2 * BOX + s * 32, 16), s > 0);
+            wgmma_commit();
+            wgmma_wait<0>();
+            hold(part);
+            if (h == 1 && threadIdx.x % WARP == 0) barrier_arrive(space.empty + 8 * turn.stage);
+#pragma unroll
+            for (int i = 0; i < 64; i++) sum[64 * h + i] += part[i];
+        }
+    }
+    meanwhile();
+}
+
+DEVICE void scale_all(float (&acc)[128], float scale) {
+#pragma unroll
+    for (int i = 0; i < 128; i++) acc[i] *= scale;
+}
+
+template <bool FAST>
+DEVICE void rows_product(const Target& out, const TensorMap& a, const TensorMap& b, const i32* offsets, Fault* fault, u32 rows,
+                         u32 experts, u32 k, u32 n, float scale, bool beside) {
+    const Space space = prepare();
+    const Groups groups = read_groups<BM>(space.groups, offsets, experts, rows, fault);
+    const u32 columns = (n + BN - 1) / BN;
+    const u64 tiles = (u64)groups.tiles * columns;
+    Turn turn;
+    if (threadIdx.x < GROUP) {
+        fewer_registers<FEW>();
+        if (threadIdx.x != 0) return;
+        for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
+            const Tile tile = groups.tile(t, columns);
+            const i32 row = (i32)(groups.first(tile.expert) + tile.row * BM), column = (i32)(tile.column * BN);
+            const i32 line = beside ? column : (i32)(tile.expert * n) + column, term = beside ? (i32)(tile.expert * k) : 0;
+            copy_tile<true, true>(space, turn, a, b, {row, 0, line, term, k});
+        }
+    } else {
+        more_registers<MANY>();
+        ResultStores stores(space);
+        for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
+            u32 first, there, column;
+            float acc[128];
+            const auto find = [&] {
+                const Tile tile = groups.tile(t, columns);
+                first = groups.first(tile.expert) + tile.row * BM;
+                there = groups.rows(tile.expert) - tile.row * BM;
+                column = tile.column * BN;
+            };
+            if constexpr (FAST) multiply_fast(acc, space, turn, k, find);
+            else multiply_exact<false>(acc, space, turn, k, find);
+            scale_all(acc, scale);
+            write(stores, out, column, first, there, n - column, acc);
+        }
+        stores.close();
+    }
+}
+
+#define ROWS_PRODUCT(FAST) \
+    rows_product<FAST>({result, out, n}, a, b, offsets, fault, rows, experts, k, n, *a_inverse * *b_inverse, beside);
+#else
+#define ROWS_PRODUCT(FAST)
+#endif
+
+#define ROWS_KERNEL(NAME, FAST)                                                                                                  \
+    KERNEL __launch_bounds__(THREADS, 1) NAME(                                                                                   \
+        bf16* out, const __grid_constant__ TensorMap result, const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, \
+        const i32* offsets, Fault* fault, u32 rows, u32 experts, u32 k, u32 n, const float* a_inverse, const float* b_inverse,   \
+        u32 beside) {                                                                                                            \
+        ROWS_PRODUCT(FAST)                                                                                                       \
+    }
+ROWS_KERNEL(grouped_fp8_fast, true)
+ROWS_KERNEL(grouped_fp8_exact, false)
+
+KERNEL __launch_bounds__(THREADS, 1)
+    grouped_fp8_bwd_weight(OUT* d_weight, const __grid_constant__ TensorMap result, const __grid_constant__ TensorMap d_out,
+                           const __grid_constant__ TensorMap inp, const i32* offsets, Fault* fault, u32 rows, u32 experts, u32 ic, u32 oc,
+                           const float* d_out_inverse, const float* inp_inverse, u32 adds) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    const Space space = prepare();
+    const Groups groups = read_groups<BM>(space.groups, offsets, experts, rows, fault);
+    const u32 tall = (oc + BM - 1) / BM, wide = (ic + BN - 1) / BN;
+    const u64 tiles = groups.fine ? (u64)experts * tall * wide : 0;
+    Turn turn;
+    if (threadIdx.x < GROUP) {
+        fewer_registers<FEW>();
+        if (threadIdx.x != 0) return;
+        for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
+            const u32 expert = (u32)(t / (tall * wide)), inside = (u32)(t - (u64)expert * tall * wide);
+            const i32 row = (i32)(inside / wide * BM), column = (i32)(inside % wide * BN), first = (i32)groups.first(expert);
+            copy_tile<true, true>(space, turn, d_out, inp, {row, first, column, first, groups.rows(expert)});
+        }
+    } else {
+        more_registers<MANY>();
+        ResultStores stores(space);
+        const float scale = *d_out_inverse * *inp_inverse;
+        for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
+            const u32 expert = (u32)(t / (tall * wide)), inside = (u32)(t - (u64)expert * tall * wide);
+            const u32 row = inside / wide * BM, column = inside % wide * BN, terms = groups.rows(expert);
+            OUT* const to = d_weight + ((u64)expert * oc + row) * ic + column;
+            if (terms == 0) {
+                if (!adds) write_zeros(to, ic, oc - row, ic - column);
+                continue;
+            }
+            float acc[128];
+            multiply_exact<true>(acc, space, turn, terms, [] {});
+            scale_all(acc, scale);
+            if (adds) add_old(acc, to, ic, oc - row, ic - column);
+            write_weight(stores, result, d_weight, ic, column, expert * oc + row, oc - row, ic - column, acc);
+        }
+        stores.close();
+    }
+#endif
+}
