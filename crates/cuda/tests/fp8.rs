@@ -1,11 +1,12 @@
-//! A norm, or a loss, and the tensor in 8 bits made of its result or its gradient, computed together on a real GPU: the same bits as one
-//! after the other.
+//! A norm, a loss or SwiGLU, and the tensors in 8 bits made of its result or its gradient, computed together on a real GPU: the same bits
+//! as one after the other.
 //! `cargo test -p ironhorse-cuda --test fp8 -- --ignored --nocapture`
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use ironhorse_core::op::{
-    Accum, Add, CrossEntropy, Gain, IGNORED, Quantize, ResidualLayerNormFwd, ResidualRmsNormFwd,
+    Accum, Add, CrossEntropy, Gain, Gate, GroupedFp8, IGNORED, Quantize, ResidualLayerNormFwd,
+    ResidualRmsNormFwd, SwigluBwd, SwigluFwd,
 };
 use ironhorse_core::{Builder, DType, Engine, EngineExt, Fp8, Precision, Program, Scalars, Slot};
 use ironhorse_cuda::{CudaEngine, Settings};
@@ -232,6 +233,159 @@ fn a_gradient_of_logits_that_is_quantised_on_the_way_has_the_same_bits() {
                 let (apart, _) = loss(&mut engine, case, false);
                 assert_eq!(joined == 1, fits && !read, "{case:?}");
                 assert!(together == apart, "{case:?}");
+            }
+        }
+    }
+}
+
+/// A product of experts with SwiGLU behind it, and its backward, each with its tensors in 8 bits.
+#[derive(Clone, Copy, Debug)]
+struct Experts {
+    rows: [usize; 3],
+    width: usize,
+    ffn: usize,
+    gradients: Fp8,
+    /// Another op reads the bf16 result of SwiGLU and the bf16 gradient too.
+    read: bool,
+}
+
+/// The bits of everything that is read later, and the names of the kernels.
+fn experts(engine: &mut CudaEngine, case: Experts, together: bool) -> (Vec<Vec<u32>>, Vec<String>) {
+    let Experts { rows: counts, width, ffn, gradients, read } = case;
+    let rows = counts.iter().sum();
+    let mut builder = Builder::with_precision(Precision::BF16);
+    let fp8 = |builder: &mut Builder, name: &str, shape: [usize; 2], format| {
+        builder.io(name, shape, DType::F8(format))
+    };
+    let a = fp8(&mut builder, "a", [rows, width], Fp8::E4M3);
+    let b = builder.io("b", [3, 2 * ffn, width], DType::F8(Fp8::E4M3));
+    let offsets = builder.io("offsets", [4], DType::I32);
+    let names =
+        ["a_inverse", "b_inverse", "amax", "seen", "d_amax", "d_seen", "inverse", "d_inverse", "act_inverse"];
+    let [a_inverse, b_inverse, amax, seen, d_amax, d_seen, inverse, d_inverse, act_inverse] =
+        names.map(|name| builder.io(name, [1], DType::F32));
+    let [wide, twice] = ["wide", "twice"].map(|name| builder.io(name, [rows, 2 * ffn], DType::BF16));
+    let [act, d_act, act_twice] =
+        ["act", "d_act", "act_twice"].map(|name| builder.io(name, [rows, ffn], DType::BF16));
+    let q = fp8(&mut builder, "q", [rows, ffn], Fp8::E4M3);
+    let q_t = fp8(&mut builder, "q_t", [ffn, rows], Fp8::E4M3);
+    let d_q = fp8(&mut builder, "d_q", [rows, 2 * ffn], gradients);
+    let d_q_t = fp8(&mut builder, "d_q_t", [2 * ffn, rows], gradients);
+    let (beside, fast, gate) = (false, true, Gate::Silu);
+    builder.push(GroupedFp8 { out: wide, a, b, a_inverse, b_inverse, offsets, beside, fast }).unwrap();
+    builder.push(SwigluFwd { out: act, inp: wide, gate }).unwrap();
+    let plain = Quantize {
+        out: Some(q),
+        out_t: None,
+        inverse,
+        d_bias: None,
+        inp: act,
+        pre: None,
+        amax,
+        seen: Some(seen),
+        act: None,
+        format: Fp8::E4M3,
+        margin: 1,
+        unknown: 3,
+        accum: Accum::Write,
+    };
+    builder.push(plain).unwrap();
+    if read {
+        builder.push(Add { out: act_twice, a: act, b: act }).unwrap();
+    }
+    builder.push(SwigluBwd { d_inp: wide, act: Some(d_act), d_out: d_act, inp: wide, gate }).unwrap();
+    let (out, out_t) = (Some(d_q), Some(d_q_t));
+    let (amax_of, seen_of) = (d_amax, Some(d_seen));
+    builder
+        .push(Quantize {
+            out,
+            out_t,
+            inverse: d_inverse,
+            inp: wide,
+            amax: amax_of,
+            seen: seen_of,
+            format: gradients,
+            unknown: 20,
+            ..plain
+        })
+        .unwrap();
+    let columns =
+        Quantize { out: None, out_t: Some(q_t), inverse: act_inverse, inp: d_act, seen: None, ..plain };
+    builder.push(columns).unwrap();
+    let mut outputs = vec![q, inverse, seen, d_q, d_q_t, d_inverse, d_seen, q_t, act_inverse];
+    if read {
+        builder.push(Add { out: twice, a: wide, b: wide }).unwrap();
+        outputs.extend([act_twice, twice]);
+    }
+    let program = builder.finish().unwrap();
+    engine.reserve(program.layout()).unwrap();
+    let mut rng = Rng::new(13);
+    let inputs: Vec<(Slot, Vec<f32>)> = [(a, 4.0), (b, 4.0), (d_act, 1e-3)]
+        .map(|(slot, most)| (slot, rng.uniforms(slot.numel(), -most, most)))
+        .into();
+    for slot in &outputs {
+        engine.write_f32(*slot, &vec![f32::NAN; slot.numel()]).unwrap();
+    }
+    let ends = counts.iter().scan(0, |end, count| {
+        *end += *count as i32;
+        Some(*end)
+    });
+    let ends: Vec<i32> = std::iter::once(0).chain(ends).collect();
+    let count = program.nodes().len();
+    for _ in 0..3 {
+        for (slot, values) in &inputs {
+            engine.write_f32(*slot, values).unwrap();
+        }
+        engine.write_i32(offsets, &ends).unwrap();
+        let numbers = [
+            (a_inverse, 0.25),
+            (b_inverse, 0.0625),
+            (amax, 40.0),
+            (d_amax, 0.01),
+            (seen, 0.0),
+            (d_seen, 0.0),
+        ];
+        for (slot, value) in numbers {
+            engine.write_f32(slot, &[value]).unwrap();
+        }
+        let length = if together { count } else { 1 };
+        for start in (0..count).step_by(length) {
+            engine.run(&program, start..start + length, &Scalars::default()).unwrap();
+        }
+    }
+    let bits = outputs.iter().map(|slot| {
+        let mut data = vec![0.0; slot.numel()];
+        engine.read_f32(*slot, &mut data).unwrap();
+        data.iter().map(|value: &f32| value.to_bits()).collect()
+    });
+    let bits = bits.collect();
+    let mut record = Vec::new();
+    engine.profile(&program, 0..count, &[], &Scalars::default(), &mut record).unwrap();
+    (bits, record.into_iter().map(|timed| timed.name).collect())
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn swiglu_that_is_quantised_on_the_way_has_the_same_bits() {
+    let _alone = DEVICE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut engine = CudaEngine::new(Settings::default()).unwrap();
+    // rows of an expert end inside a tile; columns that the product's kernel takes, and some that it does not
+    for (rows, width, ffn, in_product) in [
+        ([130, 0, 14], 128, 64, true),
+        ([1, 300, 723], 768, 384, true),
+        ([1000, 24, 0], 80, 192, true),
+        ([31, 16, 1], 64, 48, false),
+    ] {
+        for gradients in Fp8::ALL {
+            for read in [false, true] {
+                let case = Experts { rows, width, ffn, gradients, read };
+                let (together, names) = experts(&mut engine, case, true);
+                let (apart, _) = experts(&mut engine, case, false);
+                assert!(together == apart, "{case:?}");
+                let has = |name: &str| names.iter().any(|of| of == name);
+                assert_eq!(has("grouped_fp8_swiglu"), in_product && !read, "{case:?} {names:?}");
+                assert_eq!(has("swiglu_quantize"), !in_product && !read, "{case:?} {names:?}");
+                assert_eq!(has("swiglu_bwd_quantize"), !read, "{case:?} {names:?}");
             }
         }
     }

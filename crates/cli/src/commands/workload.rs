@@ -175,7 +175,9 @@ impl Workload {
 pub fn note_experts(engine: &dyn Engine, config: &ModelConfig, spec: &SessionSpec) {
     let asked = spec.train.is_some() && spec.precision.fp8.is_some_and(|fp8| fp8.experts);
     if asked && config.has_experts() && engine.device().experts_in_bf16 {
-        out::note("--dtype fp8: the experts stay in bf16, because 8-bit kernels for them are for compute capability 9.0 only");
+        out::note(
+            "--dtype fp8: the experts stay in bf16, because 8-bit kernels for them are for compute capability 9.0 only",
+        );
     }
 }
 

@@ -161,13 +161,11 @@ mod tests {
         product([32, 3 * 48].into(), true).check().unwrap();
         assert_eq!(product([3, 32, 48].into(), false).flops(), 2 * 10 * 32 * 48);
         let refused = |op: GroupedFp8, text: &str| assert_eq!(op.check().unwrap_err().to_string(), text);
-        refused(
-            product([32, 3 * 48].into(), false),
-            "grouped_fp8: `b` is [32, 144], expected [3, 32, 48]",
-        );
+        refused(product([32, 3 * 48].into(), false), "grouped_fp8: `b` is [32, 144], expected [3, 32, 48]");
         let wide = GroupedFp8 { a: slot([10, 40], E4M3), ..product([3, 32, 40].into(), false) };
         refused(wide, "grouped_fp8: weights of 40 by 32, expected multiples of 16");
-        let both = GroupedFp8 { a: slot([10, 48], E5M2), b: slot([3, 32, 48], E5M2), ..product([1].into(), false) };
+        let both =
+            GroupedFp8 { a: slot([10, 48], E5M2), b: slot([3, 32, 48], E5M2), ..product([1].into(), false) };
         refused(both, "grouped_fp8: `a` and `b` are both e5m2, expected e4m3 for one of them");
     }
 

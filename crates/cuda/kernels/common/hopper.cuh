@@ -178,10 +178,10 @@ template <bool WIDE> DEVICE void wgmma_fp8(float (&c)[128], u64 a, u64 b, u32 ad
     else
         WGMMA_FP8("256", "e4m3.e4m3", FIRST_64 NEXT_64, "128", "129", "130", ACC32(0), ACC32(32), ACC32(64), ACC32(96));
 }
-// The same for 128 columns.
-template <bool WIDE> DEVICE void wgmma_fp8(float (&c)[64], u64 a, u64 b, u32 adds) {
-    if constexpr (WIDE) WGMMA_FP8("128", "e5m2.e4m3", FIRST_64, "64", "65", "66", ACC32(0), ACC32(32));
-    else WGMMA_FP8("128", "e4m3.e4m3", FIRST_64, "64", "65", "66", ACC32(0), ACC32(32));
+// The same for 128 columns, from c[AT] on.
+template <bool WIDE, int AT, int N> DEVICE void wgmma_fp8_128(float (&c)[N], u64 a, u64 b, u32 adds) {
+    if constexpr (WIDE) WGMMA_FP8("128", "e5m2.e4m3", FIRST_64, "64", "65", "66", ACC32(AT), ACC32(AT + 32));
+    else WGMMA_FP8("128", "e4m3.e4m3", FIRST_64, "64", "65", "66", ACC32(AT), ACC32(AT + 32));
 }
 #undef WGMMA_FP8
 #undef NEXT_64

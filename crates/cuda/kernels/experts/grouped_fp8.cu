@@ -12,65 +12,44 @@
 //        of theirs each, added in order, of half a tile at a time: with sums of a whole tile beside those of the tensor cores a thread
 //        would need more registers than there are
 //
-// Terms beyond the last of an expert are those of the next one, and become zeros in shared memory. What lies outside of an array comes
-// as zeros.
-constexpr int STAGES = 4, STORE_STAGES = 2, BYTES = 1;
-constexpr bool EPILOGUE_APART = false;
+// TMA copies begin at multiples of 128 bytes: 16 is what they need, and a fourth of the time is what other lines cost. Terms before the first of an expert and behind its last are those of others, and become
+// zeros in shared memory. What lies outside of an array comes as zeros.
+constexpr int STAGES = 4, STORE_STAGES = 2, EPILOGUE_GROUPS = 0, BYTES = 1;
 #include "common/fp8.cuh"
 #include "experts/grouped_results.cuh"
+#include "experts/grouped_fp8.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-constexpr bool WIDE = LEFT::FRACTION == 2;
+// The low `count` bytes of a word, at most 4.
+DEVICE u32 low_bytes(u32 count) { return count >= 4 ? ~0u : (1u << 8 * count) - 1; }
 
-// Zeros the terms from `first` on of a stage. All consumer threads take part.
-DEVICE void clear_after(const Space& space, u32 stage, u32 first) {
+// Zeros the terms of a stage that are not of `first` to `end`. All consumer threads take part.
+DEVICE void keep_terms(const Space& space, u32 stage, u32 first, u32 end) {
     u8* const start = reinterpret_cast<u8*>(shared) + (space.a(stage) - shared_address(shared));
-    const u32 begin = first / 16, chunks = LINE / 16 - begin;
-    for (u32 i = threadIdx.x - GROUP; i < chunks * (BM + BN); i += 2 * GROUP) {
-        const u32 line = i / chunks, chunk = begin + i % chunks, kept = chunk == begin ? first % 16 : 0;
+    for (u32 i = threadIdx.x - GROUP; i < (BM + BN) * (LINE / 16); i += 2 * GROUP) {
+        const u32 line = i / (LINE / 16), chunk = i % (LINE / 16);
+        if (chunk * 16 >= first && chunk * 16 + 16 <= end) continue;
         u32* const at = reinterpret_cast<u32*>(start + line * LINE + (chunk ^ line % 8) * 16);
 #pragma unroll
         for (u32 w = 0; w < 4; w++) {
-            const u32 bytes = kept < 4 * w ? 0 : kept - 4 * w;  // of this word, that stay
-            if (bytes < 4) at[w] = bytes == 0 ? 0 : at[w] & (1u << 8 * bytes) - 1;
+            const u32 here = chunk * 16 + 4 * w;
+            at[w] &= low_bytes(end < here ? 0 : end - here) & ~low_bytes(first < here ? 0 : first - here);
         }
     }
     shared_fence();
     named_barrier<1, 2 * GROUP>();
 }
 
-// Consumer: acc = this warpgroup's rows of a tile of at least one term, as the tensor cores sum.
-template <class F> DEVICE void multiply_fast(float (&acc)[128], const Space& space, Turn& turn, u32 terms, F meanwhile) {
-    const u32 group = threadIdx.x / GROUP - 1;
-    u32 before = 0;
-    for (u32 k = 0; k < terms; k += TERMS, turn.next()) {
-        barrier_wait(space.full + 8 * turn.stage, turn.round);
-        const u32 a = space.a(turn.stage) + group * BOX, b = space.b(turn.stage);
-        wgmma_fence();
-#pragma unroll
-        for (int s = 0; s < TERMS / 32; s++)
-            wgmma_fp8<WIDE>(acc, matrix_descriptor(a + s * 32, 16), matrix_descriptor(b + s * 32, 16), k > 0 || s > 0);
-        wgmma_commit();
-        if (k > 0) {
-            wgmma_wait<1>();  // the products of the stage before are done
-            if (threadIdx.x % WARP == 0) barrier_arrive(space.empty + 8 * before);
-        }
-        before = turn.stage;
-    }
-    meanwhile();
-    wgmma_wait<0>();
-    hold(acc);
-    if (threadIdx.x % WARP == 0) barrier_arrive(space.empty + 8 * before);
-}
-
-// The same with sums in f32. ENDS: terms beyond the last are not zeros yet.
-template <bool ENDS, class F> DEVICE void multiply_exact(float (&sum)[128], const Space& space, Turn& turn, u32 terms, F meanwhile) {
+// multiply_fast with sums in f32. ENDS: the first `skipped` terms and those beyond the last are not zeros yet.
+template <bool ENDS, class F>
+DEVICE void multiply_exact(float (&sum)[128], const Space& space, Turn& turn, u32 skipped, u32 terms, F meanwhile) {
     const u32 group = threadIdx.x / GROUP - 1;
 #pragma unroll
     for (int i = 0; i < 128; i++) sum[i] = 0.0f;
     for (u32 k = 0; k < terms; k += TERMS, turn.next()) {
         barrier_wait(space.full + 8 * turn.stage, turn.round);
-        if (ENDS && terms - k < TERMS) clear_after(space, turn.stage, terms - k);
+        const u32 first = k == 0 ? skipped : 0, end = min((u32)TERMS, terms - k);
+        if (ENDS && (first > 0 || end < TERMS)) keep_terms(space, turn.stage, first, end);
         const u32 a = space.a(turn.stage) + group * BOX, b = space.b(turn.stage);
         float part[64];
 #pragma unroll
@@ -78,7 +57,7 @@ template <bool ENDS, class F> DEVICE void multiply_exact(float (&sum)[128], cons
             wgmma_fence();
 #pragma unroll
             for (int s = 0; s < TERMS / 32; s++)
-                wgmma_fp8<WIDE>(part, matrix_descriptor(a + s * 32, 16), matrix_descriptor(b + h * 2 * BOX + s * 32, 16), s > 0);
+                wgmma_fp8_128<WIDE, 0>(part, matrix_descriptor(a + s * 32, 16), matrix_descriptor(b + h * 2 * BOX + s * 32, 16), s > 0);
             wgmma_commit();
             wgmma_wait<0>();
             hold(part);
@@ -88,11 +67,6 @@ template <bool ENDS, class F> DEVICE void multiply_exact(float (&sum)[128], cons
         }
     }
     meanwhile();
-}
-
-DEVICE void scale_all(float (&acc)[128], float scale) {
-#pragma unroll
-    for (int i = 0; i < 128; i++) acc[i] *= scale;
 }
 
 template <bool FAST>
@@ -125,7 +99,7 @@ DEVICE void rows_product(const Target& out, const TensorMap& a, const TensorMap&
                 column = tile.column * BN;
             };
             if constexpr (FAST) multiply_fast(acc, space, turn, k, find);
-            else multiply_exact<false>(acc, space, turn, k, find);
+            else multiply_exact<false>(acc, space, turn, 0, k, find);
             scale_all(acc, scale);
             write(stores, out, column, first, there, n - column, acc);
         }
@@ -164,8 +138,10 @@ KERNEL __launch_bounds__(THREADS, 1)
         if (threadIdx.x != 0) return;
         for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
             const u32 expert = (u32)(t / (tall * wide)), inside = (u32)(t - (u64)expert * tall * wide);
-            const i32 row = (i32)(inside / wide * BM), column = (i32)(inside % wide * BN), first = (i32)groups.first(expert);
-            copy_tile<true, true>(space, turn, d_out, inp, {row, first, column, first, groups.rows(expert)});
+            const i32 row = (i32)(inside / wide * BM), column = (i32)(inside % wide * BN);
+            const u32 skipped = groups.first(expert) % TERMS, own = groups.rows(expert);
+            const i32 first = (i32)(groups.first(expert) - skipped);
+            copy_tile<true, true>(space, turn, d_out, inp, {row, first, column, first, own == 0 ? 0 : own + skipped});
         }
     } else {
         more_registers<MANY>();
@@ -180,7 +156,8 @@ KERNEL __launch_bounds__(THREADS, 1)
                 continue;
             }
             float acc[128];
-            multiply_exact<true>(acc, space, turn, terms, [] {});
+            const u32 skipped = groups.first(expert) % TERMS;
+            multiply_exact<true>(acc, space, turn, skipped, skipped + terms, [] {});
             scale_all(acc, scale);
             if (adds) add_old(acc, to, ic, oc - row, ic - column);
             write_weight(stores, result, d_weight, ic, column, expert * oc + row, oc - row, ic - column, acc);

@@ -1,7 +1,8 @@
 // Products of many experts' rows on Hopper. One producer warp starts TMA copies, STAGES steps of 128 bytes of terms ahead; two consumer
 // warpgroups multiply, 64x256 of a tile of 128x256 each. Each consumer warp writes its results by TMA from STORE_STAGES tiles in
-// shared memory, where other warps read them for the epilogue if EPILOGUE_APART. A file that includes this defines STAGES,
-// STORE_STAGES and EPILOGUE_APART: 48 KB a stage, 16 KB a store stage, together less than 227 KB; and BYTES, those of a term: 2 (bf16)
+// shared memory, where other warps read them for the epilogue if EPILOGUE_APART: the
+// rest of the producer's warpgroup, and with two EPILOGUE_GROUPS those of one more. A file that includes this defines STAGES,
+// STORE_STAGES and EPILOGUE_GROUPS: 48 KB a stage, 16 KB a store stage, together less than 227 KB; and BYTES, those of a term: 2 (bf16)
 // or 1 (8 bits).
 #pragma once
 
@@ -9,6 +10,8 @@
 #include "common/hopper.cuh"
 
 constexpr int GROUP = 128;
+constexpr bool EPILOGUE_APART = EPILOGUE_GROUPS > 0;
+constexpr int THREADS = (EPILOGUE_GROUPS == 2 ? 4 : 3) * GROUP;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -18,7 +21,7 @@ constexpr int BOX = 64 * LINE;  // bytes of 64 lines
 constexpr int TILE_A = BM * LINE, TILE_B = BN * LINE, STAGE = TILE_A + TILE_B;
 constexpr int STORE_TILE = 16 * BK * 2;  // bytes of 16 rows of 64 results: one TMA store
 constexpr int CONSUMERS = 2 * GROUP / WARP;        // warps that multiply
-constexpr int EPILOGUE_WARPS = GROUP / WARP - 1;   // beside the producer
+constexpr int EPILOGUE_WARPS = EPILOGUE_APART ? EPILOGUE_GROUPS * GROUP / WARP - 1 : 0;  // all but the producer
 constexpr int STORE_BYTES = STORE_STAGES * CONSUMERS * STORE_TILE;
 
 extern __shared__ uint4 shared[];  // from the next multiple of 1024 on: stages, store tiles, barriers, groups

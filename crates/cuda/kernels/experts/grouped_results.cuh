@@ -5,8 +5,6 @@
 
 #include "experts/grouped_hopper.cuh"
 
-constexpr int THREADS = 3 * GROUP;
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // The part of the tile at column x, row y that exists: `rows` and `columns`.
 template <int J = 0>

@@ -5,120 +5,17 @@
 //        warpgroups multiply, 64x256 of a tile of 128x256 each; three warps compute the epilogue while the next tile is multiplied.
 //        Needs C % 64 == 0, F % 64 == 0, arrays at multiples of 16 bytes
 // order  a product's terms in order, 16 at a time, in f32; the rest elementwise: the bits of experts/grouped_wgmma.cu and then elementwise/swiglu.cu
-//
-// If the consumers computed the exponentials of a tile, that would take a fifth of the time of its products (768 terms) while the
-// tensor cores wait. So gates and ups stay in the store tiles until the epilogue warps have read them.
-constexpr int STAGES = 3, STORE_STAGES = 4, BYTES = 2;
-constexpr bool EPILOGUE_APART = true;
-#include "experts/grouped_hopper.cuh"
-#include "elementwise/swiglu.cuh"
-
-constexpr int THREADS = 3 * GROUP;
+constexpr int EPILOGUE_GROUPS = 1, BYTES = 2;
+#include "experts/grouped_swiglu.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// act in bf16.
+struct Rounded {
+    bf16* at;
 
-// Registers of a producer or epilogue thread, and of a consumer thread: together those of the block.
-constexpr int FEW = 88, MANY = 208;
-constexpr u32 HALF = BN / 2;                // columns of act in a tile
-constexpr u32 ROWS_AT_ONCE = 4;             // rows of an epilogue warp at a time
-constexpr u32 STEP = EPILOGUE_WARPS * ROWS_AT_ONCE;  // rows of all epilogue warps at a time
-static_assert(ROWS_AT_ONCE * EPILOGUE_WARPS <= 16, "every epilogue warp has rows of every consumer");
-
-DEVICE u32 gated(u32 gate, u32 up) {
-    const float low = swiglu<bf16>(__uint_as_float(gate << 16), __uint_as_float(up << 16));
-    return pack_bf16(low, swiglu<bf16>(__uint_as_float(gate & 0xffff0000u), __uint_as_float(up & 0xffff0000u)));
-}
-
-// act from gates and ups in ROWS_AT_ONCE rows of store tiles, of which `rows` and `columns` of HALF exist: two rows at a time, 8
-// columns to a lane. Everything is read before anything is written, so that many loads are in flight.
-DEVICE void activate(bf16* act, u64 f, u32 tiles, u32 first, i32 rows, u32 columns) {
-    const u32 lane = threadIdx.x % WARP, chunk = lane % 16;
-    uint4 gate[ROWS_AT_ONCE / 2], up[ROWS_AT_ONCE / 2];
-#pragma unroll
-    for (u32 i = 0; i < ROWS_AT_ONCE / 2; i++) {
-        const u32 row = first + 2 * i + lane / 16;
-        const u32 at = tiles + chunk / 8 * STORE_TILE + row * 128 + ((chunk % 8) ^ row % 8) * 16;
-        gate[i] = load_shared(at);
-        up[i] = load_shared(at + 2 * STORE_TILE);
-    }
-#pragma unroll
-    for (u32 i = 0; i < ROWS_AT_ONCE / 2; i++)
-        gate[i] = {gated(gate[i].x, up[i].x), gated(gate[i].y, up[i].y), gated(gate[i].z, up[i].z), gated(gate[i].w, up[i].w)};
-#pragma unroll
-    for (u32 i = 0; i < ROWS_AT_ONCE / 2; i++) {
-        const u32 row = 2 * i + lane / 16;
-        if ((i32)row < rows && chunk * 8 < columns) *reinterpret_cast<uint4*>(act + row * f + chunk * 8) = gate[i];
-    }
-}
-
-// Stores the gates of HALF columns from x on, then the ups of the same columns, which start at f. They stay in the store tiles.
-template <int J = 0>
-DEVICE void write_halves(ResultStores& stores, const Target& to, u32 x, u32 f, u32 y, u32 rows, const float (&acc)[128]) {
-    if constexpr (J < BN / BK) {
-        u32 pairs[8][2];
-        rounded<J>(pairs, acc);
-        const u32 from = stores.next(), column = x + J % 2 * BK, row = y + own_rows();
-        const i32 there = column < f ? (i32)rows - (i32)own_rows() : 0;
-        stores.fill(from, pairs);
-        if (there >= 16) stores.send(to, column + J / 2 * f, row, from);
-        else tma_store_commit(), stores.write_some(to, column + J / 2 * f, row, there, pairs);
-        write_halves<J + 1>(stores, to, x, f, y, rows, acc);
-    }
-}
-
-// out (rows,2F) and act (rows,F) from inp (rows,k) and the experts' weights (2F,k)
-DEVICE void swiglu_product(const Target& out, bf16* act, const TensorMap& inp, const TensorMap& weight, const i32* offsets,
-                           Fault* fault, u32 rows, u32 experts, u32 f, u32 k) {
-    const Space space = prepare();
-    const Groups groups = read_groups<BM>(space.groups, offsets, experts, rows, fault);
-    const u32 columns = (f + HALF - 1) / HALF;
-    const u64 tiles = (u64)groups.tiles * columns;
-    const auto first_row = [&](const Tile& tile) { return groups.first(tile.expert) + tile.row * BM; };
-    const auto rows_left = [&](const Tile& tile) { return groups.rows(tile.expert) - tile.row * BM; };
-    const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    Turn turn;
-    if (threadIdx.x < GROUP) {
-        fewer_registers<FEW>();
-        if (threadIdx.x == 0) {
-            for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
-                const Tile tile = groups.tile(t, columns);
-                const i32 line = (i32)(tile.expert * 2 * f + tile.column * HALF);
-                copy_tile<true, true, true>(space, turn, inp, weight, {(i32)first_row(tile), 0, line, 0, k}, line + (i32)f);
-            }
-        } else if (warp > 0) {
-            u32 parity = 0;
-            for (u64 t = blockIdx.x; t < tiles; t += gridDim.x, parity ^= 1) {
-                const Tile tile = groups.tile(t, columns);
-                const u32 column = tile.column * HALF, there = rows_left(tile);
-                bf16* const to = act + first_row(tile) * (u64)f + column;
-                u32 before = CONSUMERS;
-                for (u32 row = (warp - 1) * ROWS_AT_ONCE; row < BM; row += STEP) {
-                    const u32 consumer = row / 16;
-                    if (consumer != before) barrier_wait(space.filled + 8 * consumer, parity);
-                    before = consumer;
-                    activate(to + row * (u64)f, f, space.store_tile(consumer), row % 16, (i32)there - (i32)row, f - column);
-                    __syncwarp();
-                    if (lane == 0 && (row + STEP) / 16 != consumer) barrier_arrive(space.drained + 8 * consumer);
-                }
-            }
-        }
-    } else {
-        more_registers<MANY>();
-        ResultStores stores(space);
-        const u32 consumer = warp - GROUP / WARP;
-        u32 parity = 1;
-        for (u64 t = blockIdx.x; t < tiles; t += gridDim.x, parity ^= 1) {
-            Tile tile;
-            float acc[128];
-            multiply<true, true>(acc, space, turn, k, [&] { tile = groups.tile(t, columns); });
-            barrier_wait(space.drained + 8 * consumer, parity);  // the epilogue has read the tile before
-            write_halves(stores, out, tile.column * HALF, f, first_row(tile), rows_left(tile), acc);
-            __syncwarp();
-            if (lane == 0) barrier_arrive(space.filled + 8 * consumer);
-        }
-        stores.close();
-    }
-}
+    DEVICE void put(u64 place, const uint4& eight) { *reinterpret_cast<uint4*>(at + place) = eight; }
+    DEVICE void finish() {}
+};
 #endif
 
 KERNEL __launch_bounds__(THREADS, 1)
@@ -126,6 +23,9 @@ KERNEL __launch_bounds__(THREADS, 1)
                        const __grid_constant__ TensorMap weight, const i32* offsets, Fault* fault, u32 rows, u32 experts, u32 ic,
                        u32 oc, bf16* act) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    swiglu_product({result, out, oc}, act, inp, weight, offsets, fault, rows, experts, oc / 2, ic);
+    swiglu_product({result, out, oc}, Rounded{act}, inp, weight, offsets, fault, rows, experts, oc / 2, ic,
+                   [=](float(&acc)[128], const Space& space, Turn& turn, auto meanwhile) {
+                       multiply<true, true>(acc, space, turn, ic, meanwhile);
+                   });
 #endif
 }

@@ -11,8 +11,7 @@
 // (bwd_weight), those of other experts become zeros before they are used. Results in bf16 are stored by TMA from shared memory
 // while the next tile is multiplied; stored from registers, the 64 KB of a tile kept the tensor cores waiting for 4,400 of 16,700
 // cycles (768 terms).
-constexpr int STAGES = 4, STORE_STAGES = 2, BYTES = 2;
-constexpr bool EPILOGUE_APART = false;
+constexpr int STAGES = 4, STORE_STAGES = 2, EPILOGUE_GROUPS = 0, BYTES = 2;
 #include "experts/grouped_results.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL

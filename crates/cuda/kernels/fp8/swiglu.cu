@@ -37,57 +37,62 @@ KERNEL __launch_bounds__(2 * TILE)
     quantize_tile<false>({q, q_t, inverse, seen, nullptr, amax, rows, cols, margin, unknown}, Gated{inp, cols});
 }
 
-using Bytes = u32[SIDE][2];  // eight rows of eight numbers
+// The backward has tiles of their own: 128 rows by 64 columns, 4 by 8 elements to a thread.
+constexpr int BACK_COLUMNS = 64, TALL = 4, WIDE_ACROSS = BACK_COLUMNS / SIDE;
+constexpr int BLOCKS = 3;  // of a multiprocessor: some load while others store
 
 // Eight numbers, scaled; what is not finite becomes NaN.
-template <class F> DEVICE void pack_row(u32 (&to)[2], const float (&x)[SIDE], float up) {
+template <class F> DEVICE uint2 pack_row(const float (&x)[SIDE], float up) {
     float scaled[SIDE];
 #pragma unroll
     for (int c = 0; c < SIDE; c++) scaled[c] = fmaf(x[c], 0.0f, x[c] * up);
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-        to[h] = pack_fp8<F>(scaled[4 * h], scaled[4 * h + 1]) | pack_fp8<F>(scaled[4 * h + 2], scaled[4 * h + 3]) << 16;
+    return make_uint2(pack_fp8<F>(scaled[0], scaled[1]) | pack_fp8<F>(scaled[2], scaled[3]) << 16,
+                      pack_fp8<F>(scaled[4], scaled[5]) | pack_fp8<F>(scaled[6], scaled[7]) << 16);
 }
 
-// Writes the tile of all threads in columns: to (cols,rows) from column `first` of this tensor on, `cols` of which exist from there.
-DEVICE void write_columns(u8* to, Bytes& q, u32 first, u32 cols, u32 rows, bool inside) {
-    __shared__ uint2 tile[TILE][ACROSS];  // as that of quantize_tile
-    const u32 across = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS;
-    __syncthreads();  // all have read what was there before
-    if (inside) {
+// A tile by columns, 4 rows to a word. Groups of four words are permuted by the column, so that neither side has bank conflicts.
+struct Turned {
+    u32 words[BACK_COLUMNS][TILE / TALL];
+
+    DEVICE void put(uint2 (&q)[TALL], u32 across, u32 down) {
+        transpose_bytes(q[0].x, q[1].x, q[2].x, q[3].x);
+        transpose_bytes(q[0].y, q[1].y, q[2].y, q[3].y);
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            transpose_bytes(q[0][half], q[1][half], q[2][half], q[3][half]);
-            transpose_bytes(q[4][half], q[5][half], q[6][half], q[7][half]);
-#pragma unroll
-            for (int c = 0; c < 4; c++) tile[across * SIDE + 4 * half + c][down ^ across] = make_uint2(q[c][half], q[4 + c][half]);
+        for (int c = 0; c < TALL; c++) {
+            words[across * SIDE + c][down ^ across * 4] = q[c].x;
+            words[across * SIDE + 4 + c][down ^ across * 4] = q[c].y;
         }
     }
-    __syncthreads();
+    // To columns `first`.. of to (columns,rows), of which `columns` exist here.
+    DEVICE void write(u8* to, u32 first, u32 columns, u32 rows) const {
 #pragma unroll
-    for (int i = 0; i < SIDE; i++) {
-        const u32 c = i * ACROSS + down, row = blockIdx.y * TILE + across * SIDE;
-        if (c < cols && row < rows) *reinterpret_cast<uint2*>(to + (u64)(first + c) * rows + row) = tile[c][across ^ c / SIDE];
+        for (int i = threadIdx.x; i < BACK_COLUMNS * (TILE / 16); i += 2 * TILE) {
+            const u32 c = i / (TILE / 16), part = i % (TILE / 16), row = blockIdx.y * TILE + part * 16;
+            if (c < columns && row < rows)
+                *reinterpret_cast<uint4*>(to + (u64)(first + c) * rows + row) =
+                    *reinterpret_cast<const uint4*>(&words[c][(part ^ c / SIDE) * 4]);
+        }
     }
-}
+};
 
-KERNEL __launch_bounds__(2 * TILE, 2)
+KERNEL __launch_bounds__(2 * TILE, BLOCKS)
     swiglu_bwd_quantize(u8* q, u8* q_t, float* inverse, u32* seen, const u32* amax, u8* act_t, float* act_inverse, const u32* act_amax,
                         const ACT* d_out, const ACT* inp, u32 rows, u32 f, int margin, int unknown, int act_margin, int act_unknown) {
+    __shared__ __align__(16) Turned turned[3];
     __shared__ u32 largest[2 * TILE / WARP];
-    const u32 across = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS;
-    const u32 row = blockIdx.y * TILE + down * SIDE, left = blockIdx.x * TILE, col = left + across * SIDE;
+    const u32 across = threadIdx.x % WIDE_ACROSS, down = threadIdx.x / WIDE_ACROSS;
+    const u32 row = blockIdx.y * TILE + down * TALL, left = blockIdx.x * BACK_COLUMNS, col = left + across * SIDE;
     const bool inside = row < rows && col < f;
     const Scale scale = scale_of<FORMAT>(*amax, margin, unknown), act_scale = scale_of<E4M3>(*act_amax, act_margin, act_unknown);
     if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
         *inverse = scale.down;
         *act_inverse = act_scale.down;
     }
-    Bytes gates, ups, acts;
     u32 most = 0;
     if (inside) {
+        uint2 gates[TALL], ups[TALL], acts[TALL];
 #pragma unroll
-        for (int r = 0; r < SIDE; r++) {
+        for (int r = 0; r < TALL; r++) {
             const u64 narrow = (u64)(row + r) * f + col, wide = narrow + (u64)(row + r) * f;
             float d[SIDE], gate[SIDE], up[SIDE], act[SIDE];
             load_floats(d, d_out + narrow);
@@ -100,18 +105,22 @@ KERNEL __launch_bounds__(2 * TILE, 2)
                 up[c] = stored(up[c]);
                 most = max(most, max(__float_as_uint(gate[c]) & 0x7fffffffu, __float_as_uint(up[c]) & 0x7fffffffu));
             }
-            pack_row<FORMAT>(gates[r], gate, scale.up);
-            pack_row<FORMAT>(ups[r], up, scale.up);
-            pack_row<E4M3>(acts[r], act, act_scale.up);
-            *reinterpret_cast<uint2*>(q + wide) = make_uint2(gates[r][0], gates[r][1]);
-            *reinterpret_cast<uint2*>(q + wide + f) = make_uint2(ups[r][0], ups[r][1]);
+            gates[r] = pack_row<FORMAT>(gate, scale.up);
+            ups[r] = pack_row<FORMAT>(up, scale.up);
+            acts[r] = pack_row<E4M3>(act, act_scale.up);
+            *reinterpret_cast<uint2*>(q + wide) = gates[r];
+            *reinterpret_cast<uint2*>(q + wide + f) = ups[r];
         }
+        turned[0].put(gates, across, down);
+        turned[1].put(ups, across, down);
+        turned[2].put(acts, across, down);
     }
     most = __reduce_max_sync(0xffffffffu, most);
     if (threadIdx.x % WARP == 0) largest[threadIdx.x / WARP] = most;
-    write_columns(q_t, gates, left, f - left, rows, inside);
-    write_columns(q_t, ups, f + left, f - left, rows, inside);
-    write_columns(act_t, acts, left, f - left, rows, inside);
+    __syncthreads();
+    turned[0].write(q_t, left, f - left, rows);
+    turned[1].write(q_t, f + left, f - left, rows);
+    turned[2].write(act_t, left, f - left, rows);
     if (threadIdx.x == 0) {
 #pragma unroll
         for (int w = 1; w < 2 * TILE / WARP; w++) most = max(most, largest[w]);

@@ -1,5 +1,6 @@
 //! 8-bit numbers and their products: our quantiser, and cuBLASLt.
 
+use super::grouped_fp8;
 use super::linear::library_scaled;
 use super::loss;
 use super::lower::Lower;
@@ -15,6 +16,8 @@ use ironhorse_core::{DType, Fp8, Slot};
 /// The side of the tile of a block of fp8/quantize.cu.
 const TILE: usize = 128;
 const THREADS: u32 = 256;
+/// Columns of a tile of swiglu_bwd_quantize: `BACK_COLUMNS` of fp8/swiglu.cu.
+const BACK_COLUMNS: usize = 64;
 /// The most blocks of `amax`: enough to fill any GPU.
 const AMAX_BLOCKS: usize = 1056;
 
@@ -56,7 +59,12 @@ pub(crate) fn quantize(cx: &mut Lower<'_>, op: &Quantize) -> Result<()> {
             return Err(Error::Unsupported(what));
         }
     }
-    if with_norm(cx, op)? || with_loss(cx, op)? || with_swiglu(cx, op)? || with_swiglu_bwd(cx, op)? {
+    let joined = with_norm(cx, op)?
+        || with_loss(cx, op)?
+        || grouped_fp8::with_product(cx, op)?
+        || with_swiglu(cx, op)?
+        || with_swiglu_bwd(cx, op)?;
+    if joined {
         return Ok(());
     }
     let (rows, cols) = (op.inp.shape.rows(), op.inp.shape.cols());
@@ -145,14 +153,17 @@ fn loss_spec(format: Fp8) -> Result<Spec> {
 /// Computes the 8 bits of SwiGLU's result together with it, if that was the last launch and nothing else reads it in bf16: the same bits,
 /// which are neither written nor read in between. `false` if it is not so.
 fn with_swiglu(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
-    let Some(Op::SwigluFwd(SwigluFwd { out, inp, gate: Gate::Silu })) = ahead(cx, 1) else { return Ok(false) };
+    let Some(Op::SwigluFwd(SwigluFwd { out, inp, gate: Gate::Silu })) = ahead(cx, 1) else {
+        return Ok(false);
+    };
     let written = [op.out, op.out_t, op.seen, Some(op.inverse)].into_iter().flatten();
     if !is_plain(op) || out != op.inp || !are_apart(written, &[inp]) || is_read_later(cx, out) {
         return Ok(false);
     }
-    let Some(grid) = tiles(op.inp).filter(|_| fits_swiglu(op.inp)) else { return Ok(false) };
+    let Some(grid) = tiles(op.inp, TILE).filter(|_| fits_swiglu(op.inp)) else { return Ok(false) };
     cx.out.pop(); // SwiGLU's launch
-    let args = cx.optional_pointers(&[op.out, op.out_t, Some(op.inverse), op.seen, Some(op.amax), Some(inp)])?;
+    let args =
+        cx.optional_pointers(&[op.out, op.out_t, Some(op.inverse), op.seen, Some(op.amax), Some(inp)])?;
     let args = args.u32s([op.inp.shape.rows(), op.inp.shape.cols()]);
     let args = args.u32(op.margin as u32).u32(op.unknown as u32);
     cx.launch(&swiglu_spec(op.format)?, "swiglu_quantize", grid, args)?;
@@ -162,39 +173,47 @@ fn with_swiglu(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
 /// The same for SwiGLU's backward, whose gradient was quantised in rows and columns right before, and whose recomputed result this
 /// quantises in columns.
 fn with_swiglu_bwd(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
-    let (Some(Op::Quantize(of)), Some(Op::SwigluBwd(back))) = (ahead(cx, 1), ahead(cx, 2)) else { return Ok(false) };
+    let (Some(Op::Quantize(of)), Some(Op::SwigluBwd(back))) = (ahead(cx, 1), ahead(cx, 2)) else {
+        return Ok(false);
+    };
     let (Some(d_rows), Some(d_columns), Some(seen)) = (of.out, of.out_t, of.seen) else { return Ok(false) };
     let (None, Some(columns), None) = (op.out, op.out_t, op.seen) else { return Ok(false) };
     let SwigluBwd { d_inp, act, d_out, inp, gate } = back;
     let whole = act == Some(op.inp) && of.inp == d_inp && gate == Gate::Silu && op.format == Fp8::E4M3;
     let written = [d_rows, d_columns, of.inverse, seen, columns, op.inverse];
-    let alone = are_apart(written.into_iter(), &[d_out, inp]) && !is_read_later(cx, d_inp) && !is_read_later(cx, op.inp);
+    let alone = are_apart(written.into_iter(), &[d_out, inp])
+        && !is_read_later(cx, d_inp)
+        && !is_read_later(cx, op.inp);
     if !whole || !alone || !is_plain(op) || !is_plain(&of) {
         return Ok(false);
     }
-    let Some(grid) = tiles(op.inp).filter(|_| fits_swiglu(op.inp)) else { return Ok(false) };
+    let Some(grid) = tiles(op.inp, BACK_COLUMNS).filter(|_| fits_swiglu(op.inp)) else { return Ok(false) };
     cx.out.truncate(cx.out.len() - 2); // the launches of SwiGLU's backward and of the quantiser behind it
-    let args = cx.pointers(&[d_rows, d_columns, of.inverse, seen, of.amax, columns, op.inverse, op.amax, d_out, inp])?;
+    let args = cx.pointers(&[
+        d_rows, d_columns, of.inverse, seen, of.amax, columns, op.inverse, op.amax, d_out, inp,
+    ])?;
     let args = args.u32s([op.inp.shape.rows(), op.inp.shape.cols()]);
-    let args = [of.margin, of.unknown, op.margin, op.unknown].into_iter().fold(args, |args, n| args.u32(n as u32));
+    let args =
+        [of.margin, of.unknown, op.margin, op.unknown].into_iter().fold(args, |args, n| args.u32(n as u32));
     cx.launch(&swiglu_spec(of.format)?, "swiglu_bwd_quantize", grid, args)?;
     Ok(true)
 }
 
 /// The op so many before the one being lowered, if its launch is alone and in that place of the list.
-fn ahead(cx: &Lower<'_>, back: usize) -> Option<Op> {
+pub(super) fn ahead(cx: &Lower<'_>, back: usize) -> Option<Op> {
     let index = cx.op.checked_sub(back)?;
-    let of = |place: usize| cx.out.len().checked_sub(place).and_then(|at| cx.out.get(at)).map(|launch| launch.op);
+    let of =
+        |place: usize| cx.out.len().checked_sub(place).and_then(|at| cx.out.get(at)).map(|launch| launch.op);
     let alone = of(back) == Some(index) && of(back + 1) != Some(index);
     alone.then(|| cx.program.nodes()[index].op)
 }
 
-fn is_plain(op: &Quantize) -> bool {
+pub(super) fn is_plain(op: &Quantize) -> bool {
     op.act.is_none() && op.pre.is_none() && op.d_bias.is_none()
 }
 
 /// Whether nothing that is written is read too: while some blocks write, others still read.
-fn are_apart(mut written: impl Iterator<Item = Slot>, read: &[Slot]) -> bool {
+pub(super) fn are_apart(mut written: impl Iterator<Item = Slot>, read: &[Slot]) -> bool {
     written.all(|to| !read.iter().any(|from| from.overlaps(&to)))
 }
 
@@ -207,14 +226,14 @@ fn swiglu_spec(format: Fp8) -> Result<Spec> {
     Ok(Spec::act("fp8/swiglu.cu", DType::BF16)?.define("FORMAT", format_name(format)))
 }
 
-/// The tiles of a tensor, if a grid has room for them.
-fn tiles(of: Slot) -> Option<Grid> {
-    let [across, down] = [of.shape.cols().div_ceil(TILE), of.shape.rows().div_ceil(TILE)];
+/// The tiles of a tensor, of so many columns, if a grid has room for them.
+fn tiles(of: Slot, columns: usize) -> Option<Grid> {
+    let [across, down] = [of.shape.cols().div_ceil(columns), of.shape.rows().div_ceil(TILE)];
     (down <= usize::from(u16::MAX)).then(|| Grid::plane(across.max(1), down.max(1), THREADS))
 }
 
 /// Whether an op after the one being lowered reads this memory before another one overwrites it.
-fn is_read_later(cx: &Lower<'_>, slot: Slot) -> bool {
+pub(super) fn is_read_later(cx: &Lower<'_>, slot: Slot) -> bool {
     for node in &cx.program.nodes()[cx.op + 1..] {
         let args = node.op.args();
         let touching = || args.iter().filter(|arg| arg.slot.overlaps(&slot));
@@ -279,5 +298,7 @@ pub(crate) fn scale_update(cx: &mut Lower<'_>, op: &ScaleUpdate) -> Result<()> {
 pub(super) fn specs() -> Vec<Spec> {
     let types = [DType::F32, DType::BF16];
     let quantize = types.into_iter().flat_map(|act| Fp8::ALL.map(|format| spec(act, format))).flatten();
-    quantize.chain(Fp8::ALL.into_iter().flat_map(|format| [loss_spec(format), swiglu_spec(format)]).flatten()).collect()
+    quantize
+        .chain(Fp8::ALL.into_iter().flat_map(|format| [loss_spec(format), swiglu_spec(format)]).flatten())
+        .collect()
 }

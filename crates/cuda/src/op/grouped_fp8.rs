@@ -1,18 +1,21 @@
 //! Products of 8-bit numbers of many experts.
 
-use super::fp8::{format_name, needs_fp8};
+use super::fp8::{ahead, are_apart, format_name, is_plain, is_read_later, needs_fp8};
 use super::grouped::{MOST_EXPERTS, Path, mapped_result, matrix};
 use super::lower::Lower;
 use crate::args::{Args, Grid};
 use crate::kernels::Spec;
 use crate::{Error, Result};
-use ironhorse_core::op::{GroupedFp8, GroupedFp8BwdWeight};
+use ironhorse_core::op::{Gate, GroupedFp8, GroupedFp8BwdWeight, Op, Quantize};
 use ironhorse_core::{DType, Fp8, Slot};
 
 /// Columns of a TMA store of experts/grouped_fp8.cu: `BK`.
 const STORE: usize = 64;
 /// Terms of a stage: `TERMS`.
 const TERMS: usize = 128;
+
+/// Threads of a block of experts/grouped_fp8_swiglu.cu.
+const SWIGLU_THREADS: u32 = 512;
 
 /// One product.
 struct Product {
@@ -69,26 +72,76 @@ impl Product {
         }
         let formats = self.formats()?;
         let path = self.path(cx, formats)?;
+        let spec = spec(path, formats, self.slots[0].dtype)?;
+        let args =
+            if path == Path::Wgmma { self.mapped(cx, path.tile()[1])? } else { cx.pointers(&self.slots)? };
+        let name = self.kernels[usize::from(path == Path::Any)];
+        let flag = self.flag;
+        self.launch_kernel(cx, (path, path.threads()), (&spec, name), args, |_, args| {
+            Ok(args.u32(flag.into()))
+        })
+    }
+
+    /// The result, and what TMA needs to know of it and of the operands, of the right one `lines` at a time.
+    fn mapped(&self, cx: &Lower<'_>, lines: usize) -> Result<Args> {
         let [out, left, right] = self.slots;
-        let args = if path == Path::Wgmma {
-            let [lines, columns] = path.tile();
-            let args = mapped_result(cx, Args::new(), out)?;
-            let args = args.words(&matrix(cx, left)?.tensor_map(cx.device, lines as u32)?);
-            args.words(&matrix(cx, right)?.tensor_map(cx.device, columns as u32)?)
-        } else {
-            cx.pointers(&self.slots)?
-        };
+        let args = mapped_result(cx, Args::new(), out)?;
+        let args = args.words(&matrix(cx, left)?.tensor_map(cx.device, Path::Wgmma.tile()[0] as u32)?);
+        Ok(args.words(&matrix(cx, right)?.tensor_map(cx.device, lines as u32)?))
+    }
+
+    /// A kernel of this product, from its first arguments on; `more` adds the last ones.
+    fn launch_kernel(
+        &self,
+        cx: &mut Lower<'_>,
+        (path, threads): (Path, u32),
+        (spec, name): (&Spec, &'static str),
+        args: Args,
+        more: impl FnOnce(&Lower<'_>, Args) -> Result<Args>,
+    ) -> Result<()> {
+        let experts = self.experts();
         let args = args.ptr(cx.ptr(self.offsets)?).ptr(cx.fault);
         let args = args.u32s([self.rows, experts, self.sizes[0], self.sizes[1]]);
-        let args = cx.append(args, &self.inverses.map(Some))?.u32(self.flag.into());
-        let name = self.kernels[usize::from(path == Path::Any)];
-        let (threads, shared) = (path.threads(), path.shared(experts));
-        let function = cx.kernel(&spec(path, formats, out.dtype)?, name)?;
+        let args = cx.append(args, &self.inverses.map(Some))?;
+        let args = more(cx, args)?;
+        let shared = path.shared(experts);
+        let function = cx.kernel(spec, name)?;
         let resident = (cx.device.info.sms * function.blocks_per_sm(threads, shared)?.max(1)) as usize;
         let blocks = (self.tiles)(self, path.tile()).min(resident);
         cx.launch_function(name, function, Grid::linear(blocks, threads).shared(shared), args);
         Ok(())
     }
+}
+
+/// A product of experts, SwiGLU of it and the 8 bits of that in one kernel, if the first two were the last launches and nothing else
+/// reads the result of SwiGLU in bf16: the same bits. `false` if it is not so.
+pub(super) fn with_product(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
+    let (Some(Op::SwigluFwd(swiglu)), Some(Op::GroupedFp8(of))) = (ahead(cx, 1), ahead(cx, 2)) else {
+        return Ok(false);
+    };
+    let (Some(out), None, Some(seen)) = (op.out, op.out_t, op.seen) else { return Ok(false) };
+    let whole = swiglu.gate == Gate::Silu && swiglu.out == op.inp && swiglu.inp == of.out && is_plain(op);
+    let product = rows_of(&of);
+    let formats = product.formats()?;
+    let fits = op.inp.shape.cols().is_multiple_of(STORE) && product.path(cx, formats)? == Path::Wgmma;
+    let read = [of.a, of.b, of.a_inverse, of.b_inverse, of.offsets];
+    let alone = are_apart([out, op.inverse, seen].into_iter(), &read) && !is_read_later(cx, op.inp);
+    if !whole || !fits || !alone || of.beside || !of.fast || op.format != Fp8::E4M3 {
+        return Ok(false);
+    }
+    cx.out.truncate(cx.out.len() - 2); // the launches of the product and of SwiGLU
+    let args = product.mapped(cx, Path::Wgmma.tile()[1] / 2)?; // gates, and as many ups
+    let spec = swiglu_spec(formats[0]);
+    let how = (Path::Wgmma, SWIGLU_THREADS);
+    product.launch_kernel(cx, how, (&spec, "grouped_fp8_swiglu"), args, |cx, args| {
+        let args = cx.append(args, &[out, op.inverse, seen, op.amax].map(Some))?;
+        Ok(args.u32(op.margin as u32).u32(op.unknown as u32))
+    })?;
+    Ok(true)
+}
+
+fn swiglu_spec(left: Fp8) -> Spec {
+    Spec::new("experts/grouped_fp8_swiglu.cu").define("LEFT", format_name(left))
 }
 
 fn spec(path: Path, [left, right]: [Fp8; 2], output: DType) -> Result<Spec> {
@@ -100,13 +153,17 @@ fn spec(path: Path, [left, right]: [Fp8; 2], output: DType) -> Result<Spec> {
 }
 
 pub(crate) fn grouped_fp8(cx: &mut Lower<'_>, op: &GroupedFp8) -> Result<()> {
-    let (inner, cols) = (op.a.shape.cols(), op.out.shape.cols());
     if op.out.numel() == 0 {
         return Ok(());
     }
+    rows_of(op).launch(cx)
+}
+
+fn rows_of(op: &GroupedFp8) -> Product {
+    let (inner, cols) = (op.a.shape.cols(), op.out.shape.cols());
     let terms = if op.beside { TERMS } else { 16 };
     let whole = cols.is_multiple_of(STORE) && inner > 0 && inner.is_multiple_of(terms);
-    let product = Product {
+    Product {
         slots: [op.out, op.a, op.b],
         inverses: [op.a_inverse, op.b_inverse],
         offsets: op.offsets,
@@ -116,8 +173,7 @@ pub(crate) fn grouped_fp8(cx: &mut Lower<'_>, op: &GroupedFp8) -> Result<()> {
         kernels: [if op.fast { "grouped_fp8_fast" } else { "grouped_fp8_exact" }, "grouped_fp8_any"],
         flag: op.beside,
         whole: whole && op.out.dtype == DType::BF16,
-    };
-    product.launch(cx)
+    }
 }
 
 pub(crate) fn grouped_fp8_bwd_weight(cx: &mut Lower<'_>, op: &GroupedFp8BwdWeight) -> Result<()> {
@@ -140,7 +196,7 @@ pub(crate) fn grouped_fp8_bwd_weight(cx: &mut Lower<'_>, op: &GroupedFp8BwdWeigh
 }
 
 pub(super) fn specs() -> Vec<Spec> {
-    let mut all = Vec::new();
+    let mut all: Vec<Spec> = Fp8::ALL.map(swiglu_spec).into();
     for output in [DType::BF16, DType::F32] {
         for left in Fp8::ALL {
             all.extend(spec(Path::Wgmma, [left, Fp8::E4M3], output));

@@ -17,8 +17,10 @@ use std::ops::Range;
 
 const BATCH: (usize, usize) = (2, 32);
 const VOCAB: usize = 208;
-const HEAD: Fp8Products = Fp8Products { head: true, experts: true, gradients: Fp8::E5M2, scales: Fp8Scales::Delayed };
-const BLOCKS: Fp8Products = Fp8Products { head: false, experts: true, gradients: Fp8::E4M3, scales: Fp8Scales::Current };
+const HEAD: Fp8Products =
+    Fp8Products { head: true, experts: true, gradients: Fp8::E5M2, scales: Fp8Scales::Delayed };
+const BLOCKS: Fp8Products =
+    Fp8Products { head: false, experts: true, gradients: Fp8::E4M3, scales: Fp8Scales::Current };
 
 fn rounding(threads: usize) -> Box<dyn Engine> {
     Box::new(RoundingEngine::new(Box::new(CpuEngine::new(threads)), Rounding::Fp8))
@@ -193,7 +195,14 @@ impl Hook<dyn Engine> for Damage {
 /// A doubled scale, two exchanged tiles, a stale maximum, a number that is off by one: each is found, at its op.
 #[test]
 fn every_damage_of_a_quantiser_is_found_at_its_op() {
-    let [config, ..] = models();
+    let [gpt2, _, _, experts] = models();
+    for (config, step) in [(gpt2, 7), (experts, 3)] {
+        every_damage(config, step);
+    }
+}
+
+/// Of every `step`th op of a program.
+fn every_damage(config: ModelConfig, step: usize) {
     let precision = Precision::BF16.with_fp8(HEAD);
     let program = config.training(BATCH, Recompute::None, precision).unwrap();
     let double: Change = |values, _| values[0] *= 2.0;
@@ -213,19 +222,12 @@ fn every_damage_of_a_quantiser_is_found_at_its_op() {
     for (i, node) in program.nodes().iter().enumerate() {
         let damages: Vec<(Slot, Change)> = match node.op {
             Op::Amax(op) => vec![(op.amax, double)],
-            Op::Quantize(Quantize {
-                out: Some(out),
-                out_t: Some(out_t),
-                inverse,
-                act: None,
-                pre: None,
-                ..
-            }) => {
-                vec![(inverse, double), (out, tiles), (out_t, tiles), (out_t, next)]
-            }
             // of an activation single elements may differ, by the distance of neighbouring numbers
-            Op::Quantize(Quantize { out: Some(out), out_t: Some(out_t), inverse, .. }) => {
-                vec![(inverse, double), (out, tiles), (out_t, tiles)]
+            Op::Quantize(Quantize { out, out_t, inverse, act, pre, .. }) => {
+                let plain = act.is_none() && pre.is_none();
+                let slots =
+                    [(Some(inverse), double), (out, tiles), (out_t, tiles), (out_t.filter(|_| plain), next)];
+                slots.into_iter().filter_map(|(slot, by)| Some((slot?, by))).collect()
             }
             Op::MatmulFp8(op) => vec![(op.out, tiles)],
             Op::GroupedFp8(op) => vec![(op.out, tiles)],
@@ -233,7 +235,7 @@ fn every_damage_of_a_quantiser_is_found_at_its_op() {
             _ => continue,
         };
         // a few of each kind, over the whole step
-        if i % 7 != 0 {
+        if i % step != 0 {
             continue;
         }
         for (number, (slot, by)) in damages.into_iter().enumerate() {

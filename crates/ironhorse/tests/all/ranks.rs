@@ -166,7 +166,8 @@ fn a_gpt2_is_the_same_in_any_world() {
 /// A micro-step scales its tensors in 8 bits by itself, so it does not matter who computes it.
 #[test]
 fn products_of_8_bits_are_the_same_in_any_world() {
-    let fp8 = Some(Fp8Products { head: true, experts: true, gradients: Fp8::E5M2, scales: Fp8Scales::Delayed });
+    let fp8 =
+        Some(Fp8Products { head: true, experts: true, gradients: Fp8::E5M2, scales: Fp8Scales::Delayed });
     let job = Job { fp8, ..Job::of(GPT2) };
     check(job, &[2, 4]);
     assert_ne!(run(job, 1).results, run(Job { fp8: None, ..job }, 1).results);

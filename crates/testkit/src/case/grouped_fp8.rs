@@ -35,13 +35,18 @@ const FORMATS: [[Fp8; 2]; 2] = [[Fp8::E4M3; 2], [Fp8::E5M2, Fp8::E4M3]];
 
 pub(super) fn cases(p: Precision) -> Vec<Case> {
     let mut cases = Vec::new();
-    for groups in SHAPES.into_iter().chain(WIDE) {
+    for groups in SHAPES {
         for formats in FORMATS {
             cases.push(rows(p, groups, formats, false, true));
             cases.push(rows(p, groups, formats, true, false));
         }
         cases.extend(ACCUMS.map(|accum| weight(p, groups, FORMATS[1], accum)));
         cases.push(weight(p, groups, FORMATS[0], (Accum::FirstWrites, 1)));
+    }
+    for groups in WIDE {
+        cases.push(rows(p, groups, FORMATS[0], false, true));
+        cases.push(rows(p, groups, FORMATS[1], true, false));
+        cases.push(weight(p, groups, FORMATS[1], (Accum::FirstWrites, 0)));
     }
     cases.push(rows(p, SHAPES[3], FORMATS[0], false, false));
     cases

@@ -284,7 +284,12 @@ mod tests {
         let ops: HashSet<_> = mixed.iter().map(|case| case.op().name()).collect();
         let want = ["embedding_bwd", "layernorm_bwd", "linear_bwd_weight", "adamw", "muon_momentum"];
         let more = ["rmsnorm_bwd", "qk_norm_bwd", "grouped_linear_bwd_weight", "lora_bwd_weight"];
-        let want = [&want[..], &more, &["grouped_lora_bwd_weight", "quantize", "matmul_fp8", "grouped_fp8_bwd_weight"]].concat();
+        let want = [
+            &want[..],
+            &more,
+            &["grouped_lora_bwd_weight", "quantize", "matmul_fp8", "grouped_fp8_bwd_weight"],
+        ]
+        .concat();
         assert_eq!(ops, HashSet::from_iter(want));
     }
 

@@ -3,8 +3,8 @@
 use super::{Case, Kit};
 use ironhorse_core::op::{
     Accum, AttentionCached, AttentionFwd, AttentionMask, CrossEntropy, CrossEntropyBwd, EmbeddingBwd,
-    EmbeddingFwd, GroupedFp8, GroupedFp8BwdWeight, GroupedLinearFwd, GroupedLoraBwdInput, GroupedLoraBwdWeight, GroupedLoraFwd, LoraParts,
-    Preference, Rope, RopeScaling, RouteSort, RouterFwd,
+    EmbeddingFwd, GroupedFp8, GroupedFp8BwdWeight, GroupedLinearFwd, GroupedLoraBwdInput,
+    GroupedLoraBwdWeight, GroupedLoraFwd, LoraParts, Preference, Rope, RopeScaling, RouteSort, RouterFwd,
 };
 use ironhorse_core::{Fp8, Precision, Slot};
 

@@ -91,8 +91,7 @@ mod tests {
         let (d_out_inverse, inp_inverse) = (one(&mut kit, 0.5), one(&mut kit, 4.0));
         let offsets = kit.i32s([4], &[0, 1, 1, 16]);
         let (d_weight, accum) = (kit.slot([3, 16, 16]), Accum::Write);
-        let op =
-            GroupedFp8BwdWeight { d_weight, d_out, inp, d_out_inverse, inp_inverse, offsets, accum };
+        let op = GroupedFp8BwdWeight { d_weight, d_out, inp, d_out_inverse, inp_inverse, offsets, accum };
         let mut want = vec![0.0; 768];
         for i in 0..16 {
             want[i] = 2.0 * i as f64;

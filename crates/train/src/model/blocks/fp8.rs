@@ -125,7 +125,8 @@ impl Blocks {
     pub fn are_experts_fp8(&self, rows: usize, weights: &[Slot]) -> bool {
         let sizes = weights.iter().flat_map(|weight| [weight.shape.cols(), weight.shape.rows()]);
         let fits = sizes.chain([rows]).all(|size| size.is_multiple_of(MULTIPLE));
-        fits && self.fp8.is_some_and(|products| products.experts) && !weights.iter().any(|weight| is_frozen(*weight))
+        fits && self.fp8.is_some_and(|products| products.experts)
+            && !weights.iter().any(|weight| is_frozen(*weight))
     }
 
     /// `out = inp · weightᵀ + bias`; with `act`, of the activation of `inp`.
@@ -207,7 +208,9 @@ impl Blocks {
         let margin = if scaling.seen.is_some() { scaling.margin } else { source.margin() };
         let narrow = self.quantize_source(source, Scaling { margin, ..scaling }, Form::Both)?;
         match narrow {
-            Narrow { rows: Some(rows), columns: Some(columns), inverse } => Ok(Quantized { rows, columns, inverse }),
+            Narrow { rows: Some(rows), columns: Some(columns), inverse } => {
+                Ok(Quantized { rows, columns, inverse })
+            }
             _ => Err(Error::Program("a tensor in 8 bits without rows or columns".into()).into()),
         }
     }

@@ -63,19 +63,25 @@ impl Decoder {
         let (of_inp, narrow) =
             self.narrow(inp, scales.map(|scales| scales.inp), Kind::Activation, Form::Both)?;
         self.net.b.at(&w13);
-        let (of_w13, weight) = self.narrow(p.w13.weight, scales.map(|scales| scales.w13), Kind::Weight, Form::Rows)?;
+        let (of_w13, weight) =
+            self.narrow(p.w13.weight, scales.map(|scales| scales.w13), Kind::Weight, Form::Rows)?;
         let wide = self.routes_by(p.top_k, 2 * self.plan.ffn);
         let of = |slot: Option<Slot>, weight: Slot| slot.map(|slot| Slot { shape: weight.shape, ..slot });
         let b = (of(weight.rows, p.w13.weight), weight.inverse);
-        self.rows_product(&Product { out: wide, a: (narrow.rows, narrow.inverse), b, beside: false }, offsets)?;
+        self.rows_product(
+            &Product { out: wide, a: (narrow.rows, narrow.inverse), b, beside: false },
+            offsets,
+        )?;
 
         self.net.b.at(self.name(l, "experts.act"));
         let act = self.routes_by(p.top_k, self.plan.ffn);
         self.net.b.push(SwigluFwd { out: act, inp: wide, gate: Gate::Silu })?;
-        let (of_act, gated) = self.narrow(act, scales.map(|scales| scales.act), Kind::Activation, Form::Rows)?;
+        let (of_act, gated) =
+            self.narrow(act, scales.map(|scales| scales.act), Kind::Activation, Form::Rows)?;
 
         self.net.b.at(&w2);
-        let (of_w2, weight) = self.narrow(p.w2.weight, scales.map(|scales| scales.w2), Kind::Weight, Form::Rows)?;
+        let (of_w2, weight) =
+            self.narrow(p.w2.weight, scales.map(|scales| scales.w2), Kind::Weight, Form::Rows)?;
         let out = self.routes_by(p.top_k, self.plan.setup.width);
         let b = (of(weight.rows, p.w2.weight), weight.inverse);
         self.rows_product(&Product { out, a: (gated.rows, gated.inverse), b, beside: false }, offsets)?;
@@ -105,7 +111,13 @@ impl Decoder {
         // The backward of SwiGLU reads all that its forward needs, so that it computes the result again, over its gradient.
         self.net.b.at(self.name(l, "experts.act"));
         let d_inp = rows.w13;
-        self.net.b.push(SwigluBwd { d_inp, act: Some(d_act), d_out: d_act, inp: rows.w13, gate: Gate::Silu })?;
+        self.net.b.push(SwigluBwd {
+            d_inp,
+            act: Some(d_act),
+            d_out: d_act,
+            inp: rows.w13,
+            gate: Gate::Silu,
+        })?;
         let (_, d_wide) = self.narrow(d_inp, None, Kind::Gradient, Form::Both)?;
         let (_, act) = self.narrow(d_act, Some(scales.act), Kind::Activation, Form::Columns)?;
 
@@ -121,7 +133,13 @@ impl Decoder {
     }
 
     /// A tensor in 8 bits, and how it is scaled: as it was, where it `was` before.
-    fn narrow(&mut self, inp: Slot, was: Option<Scaling>, kind: Kind, form: Form) -> Result<(Scaling, Narrow)> {
+    fn narrow(
+        &mut self,
+        inp: Slot,
+        was: Option<Scaling>,
+        kind: Kind,
+        form: Form,
+    ) -> Result<(Scaling, Narrow)> {
         let format = if kind == Kind::Gradient { self.net.gradients_fp8() } else { Fp8::E4M3 };
         let scaling = match was {
             Some(scaling) => scaling.again(),
@@ -140,7 +158,9 @@ impl Decoder {
     }
 
     fn weight_product(&mut self, weight: Slot, d_out: Narrow, inp: Narrow, offsets: Slot) -> Result<()> {
-        let (Some(d_columns), Some(columns)) = (d_out.columns, inp.columns) else { return Err(missing().into()) };
+        let (Some(d_columns), Some(columns)) = (d_out.columns, inp.columns) else {
+            return Err(missing().into());
+        };
         Ok(self.net.b.push(GroupedFp8BwdWeight {
             d_weight: self.net.b.grad(weight),
             d_out: d_columns,
