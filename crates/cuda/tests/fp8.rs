@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use ironhorse_core::op::{
-    Accum, Add, CrossEntropy, Gain, Gate, GroupedFp8, IGNORED, Quantize, ResidualLayerNormFwd,
+    Accum, Add, CrossEntropy, Gain, Gate, GroupedFp8, IGNORED, Permute, Quantize, ResidualLayerNormFwd,
     ResidualRmsNormFwd, SwigluBwd, SwigluFwd,
 };
 use ironhorse_core::{Builder, DType, Engine, EngineExt, Fp8, Precision, Program, Scalars, Slot};
@@ -388,5 +388,72 @@ fn swiglu_that_is_quantised_on_the_way_has_the_same_bits() {
                 assert_eq!(has("swiglu_bwd_quantize"), !read, "{case:?} {names:?}");
             }
         }
+    }
+}
+
+/// The bits of tokens permuted to their experts, and the names of the kernels.
+fn permuted(
+    engine: &mut CudaEngine,
+    [tokens, chosen, width]: [usize; 3],
+    together: bool,
+) -> (Vec<Vec<u32>>, Vec<String>) {
+    let rows = tokens * chosen;
+    let mut builder = Builder::with_precision(Precision::BF16);
+    let inp = builder.io("inp", [tokens, 1, width], DType::BF16);
+    let out = builder.io("out", [rows, width], DType::BF16);
+    let order = builder.io("order", [rows], DType::I32);
+    let q = builder.io("q", [rows, width], DType::F8(Fp8::E4M3));
+    let q_t = builder.io("q_t", [width, rows], DType::F8(Fp8::E4M3));
+    let [inverse, amax, seen] = ["inverse", "amax", "seen"].map(|name| builder.io(name, [1], DType::F32));
+    builder.push(Permute { out, inp, order }).unwrap();
+    let quantize = Quantize {
+        out: Some(q),
+        out_t: Some(q_t),
+        inverse,
+        d_bias: None,
+        inp: out,
+        pre: None,
+        amax,
+        seen: Some(seen),
+        act: None,
+        format: Fp8::E4M3,
+        margin: 1,
+        unknown: 3,
+        accum: Accum::Write,
+    };
+    builder.push(quantize).unwrap();
+    let program = builder.finish().unwrap();
+    engine.reserve(program.layout()).unwrap();
+    let values = Rng::new(17).uniforms(inp.numel(), -3.0, 3.0);
+    engine.write_f32(inp, &values).unwrap();
+    // a permutation: 7 has no divisor in common with a power of two
+    let routes: Vec<i32> = (0..rows).map(|r| ((7 * r + 3) % rows) as i32).collect();
+    engine.write_i32(order, &routes).unwrap();
+    for (slot, value) in [(amax, 2.0), (seen, 0.0), (inverse, f32::NAN)] {
+        engine.write_f32(slot, &[value]).unwrap();
+    }
+    let length = if together { 2 } else { 1 };
+    for start in (0..2).step_by(length) {
+        engine.run(&program, start..start + length, &Scalars::default()).unwrap();
+    }
+    let bits = [q, q_t, inverse, seen].map(|slot| {
+        let mut data = vec![0.0; slot.numel()];
+        engine.read_f32(slot, &mut data).unwrap();
+        data.iter().map(|value: &f32| value.to_bits()).collect()
+    });
+    let mut record = Vec::new();
+    engine.profile(&program, 0..2, &[], &Scalars::default(), &mut record).unwrap();
+    (bits.into(), record.into_iter().map(|timed| timed.name).collect())
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn rows_of_experts_that_are_quantised_on_the_way_have_the_same_bits() {
+    let _alone = DEVICE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut engine = CudaEngine::new(Settings::default()).unwrap();
+    for sizes in [[16, 1, 16], [64, 4, 768], [256, 2, 144]] {
+        let (together, names) = permuted(&mut engine, sizes, true);
+        assert!(together == permuted(&mut engine, sizes, false).0, "{sizes:?}");
+        assert_eq!(names, ["permute_quantize"], "{sizes:?}");
     }
 }

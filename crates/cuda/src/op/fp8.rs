@@ -10,7 +10,9 @@ use crate::device::FP8_COMPUTE;
 use crate::gemm::{At, Extra, Problem, Sizes, spec as bias_spec};
 use crate::kernels::Spec;
 use crate::{Error, Result};
-use ironhorse_core::op::{Act, Amax, Gate, MatmulFp8, Op, Quantize, ScaleUpdate, SwigluBwd, SwigluFwd};
+use ironhorse_core::op::{
+    Act, Amax, Gate, MatmulFp8, Op, Permute, Quantize, ScaleUpdate, SwigluBwd, SwigluFwd,
+};
 use ironhorse_core::{DType, Fp8, Slot};
 
 /// The side of the tile of a block of fp8/quantize.cu.
@@ -62,6 +64,7 @@ pub(crate) fn quantize(cx: &mut Lower<'_>, op: &Quantize) -> Result<()> {
     let joined = with_norm(cx, op)?
         || with_loss(cx, op)?
         || grouped_fp8::with_product(cx, op)?
+        || with_permute(cx, op)?
         || with_swiglu(cx, op)?
         || with_swiglu_bwd(cx, op)?;
     if joined {
@@ -142,12 +145,8 @@ fn with_loss(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     let args = cx.pointers(&[out, out_t, op.inverse, seen, op.amax, of.logits, of.targets])?.ptr(of_rows);
     let args = args.u32s([rows, cols, of.vocab]).u32(op.margin as u32).u32(op.unknown as u32);
     let grid = Grid::plane(tiles[0], tiles[1], THREADS);
-    cx.launch(&loss_spec(op.format)?, "cross_entropy_quantize", grid, args)?;
+    cx.launch(&file_spec("loss/fp8.cu", op.format)?, "cross_entropy_quantize", grid, args)?;
     Ok(true)
-}
-
-fn loss_spec(format: Fp8) -> Result<Spec> {
-    Ok(Spec::act("loss/fp8.cu", DType::BF16)?.define("FORMAT", format_name(format)))
 }
 
 /// Computes the 8 bits of SwiGLU's result together with it, if that was the last launch and nothing else reads it in bf16: the same bits,
@@ -160,13 +159,40 @@ fn with_swiglu(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     if !is_plain(op) || out != op.inp || !are_apart(written, &[inp]) || is_read_later(cx, out) {
         return Ok(false);
     }
-    let Some(grid) = tiles(op.inp, TILE).filter(|_| fits_swiglu(op.inp)) else { return Ok(false) };
+    let Some(grid) = tiles(op.inp, TILE).filter(|_| fits(op.inp)) else { return Ok(false) };
     cx.out.pop(); // SwiGLU's launch
     let args =
         cx.optional_pointers(&[op.out, op.out_t, Some(op.inverse), op.seen, Some(op.amax), Some(inp)])?;
     let args = args.u32s([op.inp.shape.rows(), op.inp.shape.cols()]);
     let args = args.u32(op.margin as u32).u32(op.unknown as u32);
-    cx.launch(&swiglu_spec(op.format)?, "swiglu_quantize", grid, args)?;
+    cx.launch(&file_spec("fp8/swiglu.cu", op.format)?, "swiglu_quantize", grid, args)?;
+    Ok(true)
+}
+
+/// Permutes tokens to their experts and rounds them to 8 bits in one pass, if that was the last launch and nothing else reads the rows in
+/// bf16: the same bits. `false` if it is not so.
+fn with_permute(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
+    let Some(Op::Permute(Permute { out, inp, order })) = ahead(cx, 1) else { return Ok(false) };
+    let written = [op.out, op.out_t, op.seen, Some(op.inverse)].into_iter().flatten();
+    if !is_plain(op) || out != op.inp || !are_apart(written, &[inp, order]) || is_read_later(cx, out) {
+        return Ok(false);
+    }
+    let aligned = cx.ptr(inp)?.is_multiple_of(16);
+    let Some(grid) = tiles(op.inp, TILE).filter(|_| fits(op.inp) && aligned) else { return Ok(false) };
+    cx.out.pop(); // the launch of the permutation
+    let args = cx.optional_pointers(&[
+        op.out,
+        op.out_t,
+        Some(op.inverse),
+        op.seen,
+        Some(op.amax),
+        Some(inp),
+        Some(order),
+    ])?;
+    let (rows, cols) = (op.inp.shape.rows(), op.inp.shape.cols());
+    let args = args.ptr(cx.fault).u32s([rows, cols, rows / inp.shape.rows().max(1)]);
+    let args = args.u32(op.margin as u32).u32(op.unknown as u32);
+    cx.launch(&file_spec("fp8/permute.cu", op.format)?, "permute_quantize", grid, args)?;
     Ok(true)
 }
 
@@ -187,7 +213,7 @@ fn with_swiglu_bwd(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     if !whole || !alone || !is_plain(op) || !is_plain(&of) {
         return Ok(false);
     }
-    let Some(grid) = tiles(op.inp, BACK_COLUMNS).filter(|_| fits_swiglu(op.inp)) else { return Ok(false) };
+    let Some(grid) = tiles(op.inp, BACK_COLUMNS).filter(|_| fits(op.inp)) else { return Ok(false) };
     cx.out.truncate(cx.out.len() - 2); // the launches of SwiGLU's backward and of the quantiser behind it
     let args = cx.pointers(&[
         d_rows, d_columns, of.inverse, seen, of.amax, columns, op.inverse, op.amax, d_out, inp,
@@ -195,7 +221,7 @@ fn with_swiglu_bwd(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     let args = args.u32s([op.inp.shape.rows(), op.inp.shape.cols()]);
     let args =
         [of.margin, of.unknown, op.margin, op.unknown].into_iter().fold(args, |args, n| args.u32(n as u32));
-    cx.launch(&swiglu_spec(of.format)?, "swiglu_bwd_quantize", grid, args)?;
+    cx.launch(&file_spec("fp8/swiglu.cu", of.format)?, "swiglu_bwd_quantize", grid, args)?;
     Ok(true)
 }
 
@@ -217,13 +243,14 @@ pub(super) fn are_apart(mut written: impl Iterator<Item = Slot>, read: &[Slot]) 
     written.all(|to| !read.iter().any(|from| from.overlaps(&to)))
 }
 
-/// What fp8/swiglu.cu takes.
-fn fits_swiglu(narrow: Slot) -> bool {
+/// What fp8/swiglu.cu and fp8/permute.cu take.
+fn fits(narrow: Slot) -> bool {
     narrow.dtype == DType::BF16 && narrow.numel() > 0
 }
 
-fn swiglu_spec(format: Fp8) -> Result<Spec> {
-    Ok(Spec::act("fp8/swiglu.cu", DType::BF16)?.define("FORMAT", format_name(format)))
+/// A file for bf16 and a format.
+fn file_spec(file: &'static str, format: Fp8) -> Result<Spec> {
+    Ok(Spec::act(file, DType::BF16)?.define("FORMAT", format_name(format)))
 }
 
 /// The tiles of a tensor, of so many columns, if a grid has room for them.
@@ -298,7 +325,7 @@ pub(crate) fn scale_update(cx: &mut Lower<'_>, op: &ScaleUpdate) -> Result<()> {
 pub(super) fn specs() -> Vec<Spec> {
     let types = [DType::F32, DType::BF16];
     let quantize = types.into_iter().flat_map(|act| Fp8::ALL.map(|format| spec(act, format))).flatten();
-    quantize
-        .chain(Fp8::ALL.into_iter().flat_map(|format| [loss_spec(format), swiglu_spec(format)]).flatten())
-        .collect()
+    let joined = ["loss/fp8.cu", "fp8/swiglu.cu", "fp8/permute.cu"];
+    let joined = joined.into_iter().flat_map(|file| Fp8::ALL.map(|format| file_spec(file, format))).flatten();
+    quantize.chain(joined).collect()
 }

@@ -58,6 +58,7 @@ impl Decoder {
         p: Experts,
         again: Option<RowsFp8>,
     ) -> Result<Rows> {
+        self.net.b.keep_activations(2); // an engine can compute a product together with SwiGLU and the tensor in 8 bits made of it
         let scales = again.map(|rows| rows.scales);
         let [w13, w2] = ["experts.w1_w3", "experts.w2"].map(|part| self.name(l, part));
         let (of_inp, narrow) =
