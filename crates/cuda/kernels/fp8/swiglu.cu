@@ -39,7 +39,7 @@ KERNEL __launch_bounds__(2 * TILE)
 
 // The backward has tiles of their own: 128 rows by 64 columns, 4 by 8 elements to a thread.
 constexpr int BACK_COLUMNS = 64, TALL = 4, WIDE_ACROSS = BACK_COLUMNS / SIDE;
-constexpr int BLOCKS = 3;  // of a multiprocessor: some load while others store
+constexpr int BLOCKS = 4;  // of a multiprocessor: some load while others store
 
 // Eight numbers, scaled; what is not finite becomes NaN.
 template <class F> DEVICE uint2 pack_row(const float (&x)[SIDE], float up) {

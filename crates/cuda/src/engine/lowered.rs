@@ -60,6 +60,15 @@ pub(super) struct Made {
     pub launches: Range<usize>,
 }
 
+/// Where the last op took back launches of ops before it, to compute all of them in one, what is left counts for the first of these.
+pub(super) fn join(made: &mut [Made]) {
+    let Some((end, lane)) = made.last().map(|last| (last.launches.end, last.turn.lane)) else { return };
+    let behind = |of: &&mut Made| of.launches.end > end || of.launches.start > end;
+    for of in made.iter_mut().rev().filter(|of| of.turn.lane == lane).take_while(behind) {
+        of.launches = of.launches.start.min(end)..of.launches.end.min(end);
+    }
+}
+
 /// The launches of both lanes.
 #[derive(Default)]
 pub(super) struct Lanes {
@@ -223,6 +232,24 @@ mod tests {
 
     fn turn(lane: Lane, after: Option<usize>) -> Turn {
         Turn { op: 0, lane, after }
+    }
+
+    #[test]
+    fn a_launch_in_place_of_several_counts_for_the_first_of_their_ops() {
+        let made = |launches| Made { turn: turn(Computing, None), launches };
+        let ranges = |all: &[Made]| all.iter().map(|of| of.launches.clone()).collect::<Vec<_>>();
+        // the third op took back two launches and made one; the fourth nothing
+        let mut all = vec![made(0..2), made(2..3), made(3..4), made(4..3)];
+        join(&mut all);
+        assert_eq!(ranges(&all), [0..2, 2..3, 3..3, 3..3]);
+        all.push(made(3..5));
+        join(&mut all);
+        assert_eq!(ranges(&all), [0..2, 2..3, 3..3, 3..3, 3..5]);
+        // those of the other queue are counted for themselves
+        let other = Made { turn: turn(Exchanging, None), launches: 0..9 };
+        let mut all = vec![made(0..1), other, made(1..1)];
+        join(&mut all);
+        assert_eq!(ranges(&all), [0..1, 0..9, 1..1]);
     }
 
     #[test]

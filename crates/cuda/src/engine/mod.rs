@@ -155,6 +155,7 @@ impl CudaEngine {
             };
             op::lower(&mut cx, op)?;
             made.push(Made { turn, launches: first..lanes.of(turn.lane).len() });
+            lowered::join(&mut made);
             lowered.context = [lowered.context, op.positions()].into_iter().flatten().min();
         }
         lowered.arrange(self.device, lanes, &made)?;
