@@ -1,9 +1,8 @@
 // Products of many experts' rows on Hopper. One producer warp starts TMA copies, STAGES steps of 128 bytes of terms ahead; two consumer
 // warpgroups multiply, 64x256 of a tile of 128x256 each. Each consumer warp writes its results by TMA from STORE_STAGES tiles in
-// shared memory, where other warps read them for the epilogue if EPILOGUE_APART: the
-// rest of the producer's warpgroup, and with two EPILOGUE_GROUPS those of one more. A file that includes this defines STAGES,
-// STORE_STAGES and EPILOGUE_GROUPS: 48 KB a stage, 16 KB a store stage, together less than 227 KB; and BYTES, those of a term: 2 (bf16)
-// or 1 (8 bits).
+// shared memory, where other warps read them for the epilogue if EPILOGUE_APART: the rest of the producer's warpgroup, and with two
+// EPILOGUE_GROUPS those of one more. A file that includes this defines STAGES, STORE_STAGES and EPILOGUE_GROUPS: 48 KB a stage, 16 KB a
+// store stage, together less than 227 KB; and BYTES, those of a term: 2 (bf16) or 1 (8 bits).
 #pragma once
 
 #include "experts/grouped.cuh"

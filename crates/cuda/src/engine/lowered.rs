@@ -239,7 +239,8 @@ mod tests {
         let made = |launches| Made { turn: turn(Computing, None), launches };
         let ranges = |all: &[Made]| all.iter().map(|of| of.launches.clone()).collect::<Vec<_>>();
         // the third op took back two launches and made one; the fourth nothing
-        let mut all = vec![made(0..2), made(2..3), made(3..4), made(4..3)];
+        let taken = Range { start: 4, end: 3 };
+        let mut all = vec![made(0..2), made(2..3), made(3..4), made(taken)];
         join(&mut all);
         assert_eq!(ranges(&all), [0..2, 2..3, 3..3, 3..3]);
         all.push(made(3..5));
