@@ -238,7 +238,7 @@ mod tests {
     fn a_launch_in_place_of_several_counts_for_the_first_of_their_ops() {
         let made = |launches| Made { turn: turn(Computing, None), launches };
         let ranges = |all: &[Made]| all.iter().map(|of| of.launches.clone()).collect::<Vec<_>>();
-        // the third op took back two launches and made one; the fourth nothing
+        // the fourth op took back two launches and made one
         let taken = Range { start: 4, end: 3 };
         let mut all = vec![made(0..2), made(2..3), made(3..4), made(taken)];
         join(&mut all);
