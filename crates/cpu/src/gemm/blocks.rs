@@ -85,7 +85,7 @@ impl Cut {
             let c = MatMut { ptr: g.c.ptr.add(rows.start * g.c.rs + columns.start), ..g.c };
             let block = Gemm { m: rows.len(), n: columns.len(), a, b, c, epilogue: None, ..*g };
             if gemv::fits(g) && g.k > 0 {
-                gemv::columns(isa, &block, 0..block.n, block.n);
+                gemv::columns(isa, &block, 0..block.n);
             } else {
                 gemm_local(scratch, isa, &block);
             }

@@ -1,15 +1,23 @@
 //! Blocks of dot products: some rows of a times some columns of b, both contiguous along k, nothing packed.
 //!
-//! order  32 lanes over k, each a chain of multiply-adds, then joined by halves as [`tree`](crate::element::tree).
+//! order  16 lanes over k, each a chain of multiply-adds, then joined by halves as [`tree`](crate::element::tree).
 
 // Lanes are numbered: an index says more than an iterator here.
 #![allow(clippy::needless_range_loop)]
 
-use super::kernel::{LINE, Simd};
-use crate::element::LANES;
+use super::kernel::Simd;
 
-/// The most sums of a block.
-pub(super) const MOST_SUMS: usize = 16;
+/// Lanes of a sum.
+pub(super) const LANES: usize = 16;
+/// Sums that are joined together.
+pub(super) const JOINED: usize = 16;
+/// The most columns of a block: from one row of its sums to the next.
+pub(super) const COLUMNS: usize = 8;
+/// The most rows of a block.
+pub(super) const ROWS: usize = 6;
+
+/// The sums of a block.
+pub(super) type Sums = [[f32; COLUMNS]; ROWS];
 
 /// One block of sums.
 pub(super) struct DotTile {
@@ -19,13 +27,12 @@ pub(super) struct DotTile {
     pub a_rs: usize,
     pub b: *const f32,
     pub b_cs: usize,
-    /// Cache lines from here on to bring into the cache meanwhile.
-    pub fetch: *const f32,
-    pub lines: usize,
+    /// Where the first row of sums begins; rows are [`COLUMNS`] apart.
+    pub sums: *mut f32,
 }
 
-/// Gives the sums of a block of fixed size, row by row.
-pub(super) type Dots = unsafe fn(&DotTile, &mut [f32; MOST_SUMS]);
+/// Computes a block of fixed size.
+pub(super) type Dots = unsafe fn(&DotTile);
 
 /// The kernels for some rows: for so many columns at a time, and for a single one.
 pub(super) struct DotKernels {
@@ -34,33 +41,24 @@ pub(super) struct DotKernels {
     pub one: Dots,
 }
 
-/// The sums of `R` rows and `C` columns; `V` vectors make the 32 lanes.
+/// The sums of `R` rows and `C` columns; `V` vectors make the lanes.
 ///
 /// # Safety
-/// The machine has the instructions of `S`; the rows and columns of `t` are readable.
+/// The machine has the instructions of `S`; the rows and columns of `t` are readable, and its sums writable.
 #[inline(always)]
-pub(super) unsafe fn dots<S: Simd, const R: usize, const C: usize, const V: usize>(
-    t: &DotTile,
-    out: &mut [f32; MOST_SUMS],
-) {
-    const { assert!(R * C <= MOST_SUMS && V * S::LANES == LANES) };
+pub(super) unsafe fn dots<S: Simd, const R: usize, const C: usize, const V: usize>(t: &DotTile) {
+    const { assert!(R <= ROWS && C <= COLUMNS && R * C <= 2 * JOINED && V * S::LANES == LANES) };
     // SAFETY: guaranteed by the caller; all reads are below `t.k` or masked.
     unsafe {
         let mut sums = [[[S::splat(0.0); V]; C]; R];
         let (mut a, mut b) = ([t.a; R], [t.b; C]);
         (0..R).for_each(|i| a[i] = t.a.wrapping_add(i * t.a_rs));
         (0..C).for_each(|j| b[j] = t.b.wrapping_add(j * t.b_cs));
-        let steps = t.k / LANES;
-        let (mut fetch, mut left, each) = (t.fetch, t.lines, t.lines.div_ceil(steps.max(1)));
-        for step in 0..steps {
-            let now = each.min(left);
-            left -= now;
-            for _ in 0..now {
-                S::prefetch(fetch);
-                fetch = fetch.wrapping_add(LINE);
-            }
+        let whole = t.k - t.k % LANES;
+        let mut step = 0;
+        while step < whole {
             for v in 0..V {
-                let at = step * LANES + v * S::LANES;
+                let at = step + v * S::LANES;
                 let mut columns = [S::splat(0.0); C];
                 (0..C).for_each(|j| columns[j] = S::load(b[j].add(at)));
                 for i in 0..R {
@@ -68,9 +66,10 @@ pub(super) unsafe fn dots<S: Simd, const R: usize, const C: usize, const V: usiz
                     (0..C).for_each(|j| sums[i][j][v] = x.mul_add(columns[j], sums[i][j][v]));
                 }
             }
+            step += LANES;
         }
         for v in 0..V {
-            let at = steps * LANES + v * S::LANES;
+            let at = whole + v * S::LANES;
             if at < t.k {
                 let mask = S::mask((t.k - at).min(S::LANES));
                 for i in 0..R {
@@ -81,7 +80,7 @@ pub(super) unsafe fn dots<S: Simd, const R: usize, const C: usize, const V: usiz
                 }
             }
         }
-        let mut joined = [S::splat(0.0); MOST_SUMS];
+        let mut joined = [[S::splat(0.0); JOINED]; 2];
         for i in 0..R {
             for j in 0..C {
                 let mut lanes = sums[i][j];
@@ -90,9 +89,17 @@ pub(super) unsafe fn dots<S: Simd, const R: usize, const C: usize, const V: usiz
                     (0..width).for_each(|v| lanes[v] = lanes[v].add(lanes[v + width]));
                     width /= 2;
                 }
-                joined[i * C + j] = lanes[0];
+                let number = i * C + j;
+                joined[number / JOINED][number % JOINED] = lanes[0];
             }
         }
-        S::join(joined, R * C, out);
+        let mut out = [[0.0; JOINED]; 2];
+        S::join(joined[0], (R * C).min(JOINED), &mut out[0]);
+        if R * C > JOINED {
+            S::join(joined[1], R * C - JOINED, &mut out[1]);
+        }
+        for i in 0..R {
+            std::ptr::copy_nonoverlapping(out.as_ptr().cast::<f32>().add(i * C), t.sums.add(i * COLUMNS), C);
+        }
     }
 }

@@ -5,7 +5,7 @@
 // Lanes are numbered: an index says more than an iterator here.
 #![allow(clippy::needless_range_loop)]
 
-use super::dots::{DotKernels, MOST_SUMS};
+use super::dots::{DotKernels, JOINED};
 
 /// One tile of work. `a` is `MR` rows, `b` is `NV` vectors wide.
 pub(super) struct Tile {
@@ -125,7 +125,7 @@ pub(super) trait Simd: Copy {
     unsafe fn mul(self, b: Self) -> Self;
     unsafe fn add(self, b: Self) -> Self;
     /// The lanes of each of the first `count` vectors joined by halves, as [`tree`](crate::element::tree).
-    unsafe fn join(sums: [Self; MOST_SUMS], count: usize, out: &mut [f32; MOST_SUMS]);
+    unsafe fn join(sums: [Self; JOINED], count: usize, out: &mut [f32; JOINED]);
     /// Asks for the cache line at `p`, which need not be mapped.
     unsafe fn prefetch(p: *const f32);
     /// The same, to write to it.
@@ -253,9 +253,9 @@ macro_rules! kernels {
             }
 
             $(#[$feature])?
-            unsafe fn sums<const R: usize, const C: usize>(t: &DotTile, out: &mut [f32; MOST_SUMS]) {
+            unsafe fn sums<const R: usize, const C: usize>(t: &DotTile) {
                 // SAFETY: as in `tile`.
-                unsafe { dots::<$simd, R, C, { LANES / <$simd>::LANES }>(t, out) };
+                unsafe { dots::<$simd, R, C, { LANES / <$simd>::LANES }>(t) };
             }
 
             Kernels {

@@ -249,7 +249,7 @@ pub unsafe fn gemm(team: &Team, ws: &mut Workspace, isa: Isa, g: &Gemm<'_>) -> R
 pub(crate) unsafe fn gemm_dots(isa: Isa, g: &Gemm<'_>) {
     assert!(g.a.cs == 1 && g.b.rs == 1 && g.k > 0, "operands of dot products are not contiguous");
     // SAFETY: guaranteed by the caller.
-    unsafe { gemv::columns(isa, g, 0..g.n, g.n) };
+    unsafe { gemv::columns(isa, g, 0..g.n) };
 }
 
 /// # Safety

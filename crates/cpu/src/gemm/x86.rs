@@ -3,10 +3,9 @@
 // Lanes are numbered: an index says more than an iterator here.
 #![allow(clippy::needless_range_loop)]
 
-use super::dots::{DotKernels, DotTile, MOST_SUMS, dots};
+use super::dots::{DotKernels, DotTile, JOINED, LANES, dots};
 use super::kernel::{Kernels, Packing, Simd, Tile, kernels, micro};
 use super::pack::pack;
-use crate::element::LANES;
 use std::arch::x86_64::*;
 
 /// A vector type over a register, from the intrinsics of one set of instructions. Every function needs that set: it is inlined
@@ -86,7 +85,7 @@ macro_rules! simd {
             }
 
             #[inline(always)]
-            unsafe fn join($sums: [Self; MOST_SUMS], $sum_count: usize, $out: &mut [f32; MOST_SUMS]) {
+            unsafe fn join($sums: [Self; JOINED], $sum_count: usize, $out: &mut [f32; JOINED]) {
                 // SAFETY: the machine has the instructions, see above.
                 unsafe { $join };
             }
@@ -136,12 +135,12 @@ simd! {
 
 kernels! {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    AVX512: Zmm, [1 2 3 4 5 6 7 8], dots [1 x 8, 2 x 4, 3 x 4, 4 x 2, 5 x 2, 6 x 2], pack_a_512, pack_b_512
+    AVX512: Zmm, [1 2 3 4 5 6 7 8], dots [1 x 8, 2 x 8, 3 x 8, 4 x 4, 5 x 4, 6 x 4], pack_a_512, pack_b_512
 }
 
 kernels! {
     #[target_feature(enable = "avx2,fma")]
-    AVX2: Ymm, [1 2 3 4 4 4 4 4], dots [1 x 2, 2 x 1, 3 x 1]
+    AVX2: Ymm, [1 2 3 4 4 4 4 4], dots [1 x 4, 2 x 2, 3 x 2]
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
@@ -286,7 +285,7 @@ fn join_hi(a: __m512, b: __m512) -> __m512 {
 /// two steps leave sum 4j + L at 4L + j, so the vectors are taken in that order.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-fn join_16(sums: [Zmm; MOST_SUMS]) -> __m512 {
+fn join_16(sums: [Zmm; JOINED]) -> __m512 {
     let mut fours = [_mm512_setzero_ps(); 4];
     for j in 0..4 {
         let (a, b) = (halves(sums[j].0, sums[4 + j].0), halves(sums[8 + j].0, sums[12 + j].0));
