@@ -9,8 +9,8 @@ the shape of Qwen3-8B. Every answer goes on to its last token (`ignore_eos`), pr
 client starts before it connects. transformers runs the same prompts in the same process order: one at a time, then all
 as one batch.
 
-`together.tokens_per_s` is all tokens by all of the time, prompts included; `together.writing_tokens_per_s` is the rate while all
-clients are written to and no prompt is read, to compare with `alone.tokens_per_s`, which is the same of one client.
+`together.tokens_per_s` is all tokens by all of the time, prompts included; `together.writing_tokens_per_s` is the rate
+while all clients are written to and no prompt is read, to compare with `alone.tokens_per_s`, the same of one client.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Answer:
 
 
 def writing_rate(answers: list[Answer]) -> float:
-    """Tokens per second while every client is written to and no prompt is read: from the last first token to the first last."""
+    """Tokens per second while all clients are written to: from the last first token to the first last token."""
     start, end = max(one.pieces[0] for one in answers), min(one.pieces[-1] for one in answers)
     if end <= start:
         sys.exit("one answer ended before another began: ask for more tokens")
