@@ -8,12 +8,16 @@
 the shape of Qwen3-8B. Every answer goes on to its last token (`ignore_eos`), prompts are tokens, and the clock of a
 client starts before it connects. transformers runs the same prompts in the same process order: one at a time, then all
 as one batch.
+
+`together.tokens_per_s` is all tokens by all of the time, prompts included; `together.writing_tokens_per_s` is the rate
+while all clients are written to and no prompt is read, to compare with `alone.tokens_per_s`, the same of one client.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import dataclasses
 import http.client
 import json
 import re
@@ -135,6 +139,34 @@ def make(folder: Path, config: dict[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps({**config, "torch_dtype": "float32" if is_gpt2 else "bfloat16"}))
 
 
+@dataclasses.dataclass
+class Answer:
+    start: float
+    pieces: list[float]
+    """When each piece came: a token each, but for those that end in the middle of a character."""
+    end: float
+    tokens: int
+
+    def first_s(self) -> float:
+        return self.pieces[0] - self.start
+
+    def all_s(self) -> float:
+        return self.end - self.start
+
+    def within(self, start: float, end: float) -> float:
+        """Tokens that came after `start`, up to `end`."""
+        count = sum(start < at <= end for at in self.pieces)
+        return count * self.tokens / len(self.pieces)
+
+
+def writing_rate(answers: list[Answer]) -> float:
+    """Tokens per second while all clients are written to: from the last first token to the first last token."""
+    start, end = max(one.pieces[0] for one in answers), min(one.pieces[-1] for one in answers)
+    if end <= start:
+        sys.exit("one answer ended before another began: ask for more tokens")
+    return sum(one.within(start, end) for one in answers) / (end - start)
+
+
 class Server:
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         command = [
@@ -165,8 +197,8 @@ class Server:
         self.host, self.port = found.group(1), int(found.group(2))
         self.start_s = time.perf_counter() - started
 
-    def ask(self, prompt: list[int], tokens: int) -> dict[str, float]:
-        """Seconds to the first token and to the last, by the client's clock."""
+    def ask(self, prompt: list[int], tokens: int) -> Answer:
+        """What a client sees of its answer, by its clock."""
         body = {
             "prompt": prompt,
             "max_tokens": tokens,
@@ -178,19 +210,19 @@ class Server:
         start = time.perf_counter()
         connection = http.client.HTTPConnection(self.host, self.port, timeout=600)
         connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-        answer, first, usage = connection.getresponse(), 0.0, None
+        answer, pieces, usage = connection.getresponse(), [], None
         for line in answer:
             if not line.startswith(b"data: {"):
                 continue
             event = json.loads(line[6:])
             if event.get("error"):
                 sys.exit(f"the server answered {event}")
-            if event["choices"] and not first:
-                first = time.perf_counter() - start
+            if event["choices"]:
+                pieces.append(time.perf_counter())
             usage = event.get("usage") or usage
         if usage is None or usage["completion_tokens"] != tokens:
             sys.exit(f"expected {tokens} tokens, found {usage}")
-        return {"first_s": first, "all_s": time.perf_counter() - start}
+        return Answer(start, pieces, time.perf_counter(), tokens)
 
     def end(self) -> None:
         self.process.terminate()
@@ -209,18 +241,19 @@ def served(args: argparse.Namespace, folder: Path, prompts: list[list[int]]) -> 
     finally:
         server.end()
     # of one client, the tokens after the first by the time they take; of many, all tokens by all of the time
-    rate = [(args.tokens - 1) / (one["all_s"] - one["first_s"]) for one in alone]
+    rate = [(args.tokens - 1) / (one.end - one.pieces[0]) for one in alone]
     return {
         "start_s": server.start_s,
         "alone": {
-            "first_s": statistics.median(one["first_s"] for one in alone),
+            "first_s": statistics.median(one.first_s() for one in alone),
             "tokens_per_s": statistics.median(rate),
-            "whole_tokens_per_s": statistics.median(args.tokens / one["all_s"] for one in alone),
+            "whole_tokens_per_s": statistics.median(args.tokens / one.all_s() for one in alone),
         },
         "together": {
             "clients": args.clients,
             "tokens_per_s": args.clients * args.tokens / seconds,
-            "first_s": statistics.median(one["first_s"] for one in together),
+            "first_s": statistics.median(one.first_s() for one in together),
+            "writing_tokens_per_s": writing_rate(together),
         },
     }
 
@@ -252,7 +285,7 @@ def transformers_speed(args: argparse.Namespace, folder: Path, prompts: list[lis
     write(prompts[:1], 2)
     first = statistics.median(write(prompts[i : i + 1], 1) for i in range(args.rounds))
     one = statistics.median(write(prompts[i : i + 1], args.tokens) for i in range(args.rounds))
-    many = write(prompts, args.tokens)
+    many_first, many = write(prompts, 1), write(prompts, args.tokens)
     return {
         "version": transformers.__version__,
         "alone": {
@@ -260,7 +293,12 @@ def transformers_speed(args: argparse.Namespace, folder: Path, prompts: list[lis
             "tokens_per_s": (args.tokens - 1) / (one - first),
             "whole_tokens_per_s": args.tokens / one,
         },
-        "together": {"clients": args.clients, "tokens_per_s": args.clients * args.tokens / many},
+        "together": {
+            "clients": args.clients,
+            "tokens_per_s": args.clients * args.tokens / many,
+            "first_s": many_first,
+            "writing_tokens_per_s": args.clients * (args.tokens - 1) / (many - many_first),
+        },
     }
 
 

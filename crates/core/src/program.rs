@@ -222,9 +222,9 @@ impl Program {
         &self.nodes
     }
 
-    /// Whether its tokens belong to several sequences, each at a row of the cache and a position of its own.
-    pub fn places_tokens(&self) -> bool {
-        self.nodes.iter().any(|node| matches!(node.op, Op::AttentionCached(op) if op.rows.is_some()))
+    /// Whether its tokens continue sequences over a cache.
+    pub fn continues(&self) -> bool {
+        self.nodes.iter().any(|node| matches!(node.op, Op::AttentionCached(_)))
     }
 
     /// The part of the model that an op comes from.

@@ -1,8 +1,9 @@
 //! GFLOP/s of the matrix products of one GPT-2 124M training step (B = 4, T = 64), and the time they take in all.
 //!
-//!     cargo bench -p ironhorse-cpu --bench gemm -- [threads=1,2] [rounds=7] [isa=avx512] [only=qkv,fc] [operands=bf16]
+//!     cargo bench -p ironhorse-cpu --bench gemm -- [threads=1,2] [rounds=7] [isa=avx512] [only=qkv,fc] [operands=bf16] [rows=1,16,64]
 //!
-//! Each round runs every product once, so operands are as cold as they are in a real step; the median is printed.
+//! Each round runs every product once, so operands are as cold as they are in a real step; the median is printed. With `rows` it is the
+//! forward products of serving so many tokens instead, over weights of twelve layers, which no cache holds.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 use ironhorse_core::Operands;
@@ -79,6 +80,45 @@ impl Layer {
     }
 }
 
+/// The forward products of serving, by rows.
+fn serving(rows: &[usize], rounds: usize, threads: usize, (isa, only): (Isa, &str)) {
+    let most = rows.iter().copied().max().unwrap_or(1);
+    let chosen = LAYERS.iter().filter(|layer| only.is_empty() || only.split(',').any(|name| name == layer.0));
+    let layers: Vec<_> = chosen
+        .flat_map(|&(_, c, oc, count)| (0..count).map(move |_| (c, oc)))
+        .map(|(c, oc)| (c, oc, random(most * c), random(oc * c), Buffer::zeroed(most * oc)))
+        .collect();
+    let weights: usize = layers.iter().map(|&(c, oc, ..)| c * oc).sum();
+    let (team, mut ws) = (Team::new(threads), Workspace::new());
+    println!(
+        "{threads} threads, {}: {:.0} MB of weights, median (best) of {rounds}",
+        isa.name(),
+        weights as f64 * 4e-6
+    );
+    println!("{:>5} {:>16} {:>8} {:>8}", "rows", "ms", "GB/s", "GFLOP/s");
+    for &m in rows {
+        let mut times: Vec<f64> = (0..=rounds)
+            .map(|_| {
+                let start = Instant::now();
+                for (c, oc, inp, weight, out) in &layers {
+                    let (inp, weight) =
+                        (MatRef::row_major(inp.start(), *c), MatRef::row_major(weight.start(), *c));
+                    let out = MatMut { ptr: out.start(), rs: *oc };
+                    let g = Gemm::new((m, *oc, *c), inp, weight.transposed(), out).rows_apart(true);
+                    // SAFETY: the matrices have these sizes, and `out` is written here only.
+                    unsafe { gemm(&team, &mut ws, isa, &g) }.unwrap();
+                }
+                start.elapsed().as_secs_f64()
+            })
+            .skip(1)
+            .collect();
+        let middle = median(&mut times);
+        let (bytes, flops) = (weights as f64 * 4.0, (2 * weights * m) as f64);
+        let ms = format!("{:.2} ({:.2})", middle * 1e3, times[0] * 1e3);
+        println!("{m:>5} {ms:>16} {:>8.1} {:>8.0}", bytes / middle / 1e9, flops / middle / 1e9);
+    }
+}
+
 fn median(times: &mut [f64]) -> f64 {
     times.sort_by(f64::total_cmp);
     times[times.len() / 2]
@@ -90,15 +130,20 @@ fn main() {
     let mut isa = Isa::detect();
     let mut only = String::new();
     let mut operands = Operands::F32;
+    let mut rows = Vec::new();
     for arg in std::env::args().skip(1) {
         match arg.split_once('=') {
             Some(("threads", list)) => threads = list.split(',').map(|n| n.parse().unwrap()).collect(),
+            Some(("rows", list)) => rows = list.split(',').map(|n| n.parse().unwrap()).collect(),
             Some(("rounds", n)) => rounds = n.parse().unwrap(),
             Some(("operands", "bf16")) => operands = Operands::Bf16,
             Some(("only", names)) => only = names.to_owned(),
             Some(("isa", name)) => isa = Isa::supported().find(|isa| isa.name() == name).unwrap(),
             _ => {}
         }
+    }
+    if !rows.is_empty() {
+        return threads.into_iter().for_each(|threads| serving(&rows, rounds, threads, (isa, &only)));
     }
     let chosen: Vec<_> = LAYERS
         .into_iter()

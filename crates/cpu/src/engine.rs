@@ -2,6 +2,7 @@
 
 use crate::gemm::Workspace;
 use crate::isa::Isa;
+use crate::kernel::sampling::{Sampling, draw};
 use crate::limits::Limits;
 use crate::memory::Memory;
 use crate::op::{self, Ctx, OpScratch, RopeTables};
@@ -9,7 +10,7 @@ use crate::team::{PerWorker, Team};
 use ironhorse_core::ranks::Alone;
 use ironhorse_core::{
     Communicator, DType, DeviceDescription, Engine, HostSlice, HostSliceMut, Layout, Limit, MemoryUse,
-    Operands, Pool, Program, Result, Scalars, Slot,
+    Operands, Pool, Program, Result, Scalars, Slot, TokenChoice,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -171,7 +172,7 @@ impl Engine for CpuEngine {
             tables: &mut self.tables,
             ranks: self.ranks.as_ref(),
             program,
-            apart: program.places_tokens(),
+            apart: program.continues(),
             scalars,
         };
         program.nodes()[ops].iter().try_for_each(|node| {
@@ -179,6 +180,19 @@ impl Engine for CpuEngine {
             ctx.ranks.gets_on();
             Ok(())
         })
+    }
+
+    /// Leaves it to the host to say what is wrong with logits that are no distribution, and to apply top-k and top-p together.
+    fn pick_token(&mut self, logits: Slot, vocab: usize, choice: &TokenChoice) -> Result<Option<u32>> {
+        let &TokenChoice { temperature, top_k, top_p, uniform } = choice;
+        if top_k.is_some() && top_p.is_some() {
+            return Ok(None);
+        }
+        // SAFETY: as in `write`.
+        let row = unsafe { self.memory.f32(logits)?.all() };
+        let sampling = Sampling { temperature, top_k, top_p };
+        let drawn = draw(self.isa, &row[..vocab.min(row.len())], &sampling, uniform);
+        Ok(drawn.ok().map(|token| token as u32))
     }
 
     fn synchronize(&mut self) -> Result<()> {

@@ -4,10 +4,11 @@ use crate::access::Access;
 use crate::answers::Answers;
 use crate::error::ApiError;
 use crate::http::{
-    BadBody, Handler, Open, Request, Response, Source, answer, decoded, events, only, page, sent,
+    Admission, BadBody, Handler, Open, Request, Response, Source, answer, decoded, events, only, page, sent,
 };
 use crate::metrics::Metrics;
 use crate::model::Model;
+use crate::paths::{MODEL, Path};
 use crate::schema::{Asked, no_model};
 use crate::worker::{Busy, Queue, Told, Work};
 use bytes::Bytes;
@@ -73,33 +74,35 @@ impl Api {
         self.answering.load(Ordering::Relaxed)
     }
 
-    /// The answer, and the path it is counted under.
-    async fn route(&self, request: Request) -> (&'static str, Result<Response, ApiError>) {
-        let get = |path, answer: Result<Response, ApiError>| match request.method {
-            Method::GET | Method::HEAD => (path, answer),
-            _ => (path, Ok(only(ApiError::no_method(&request).response(), "GET, HEAD"))),
+    /// Refuses what its head shows to be wrong; says whether its body is wanted.
+    fn check(&self, request: &Request, path: Path) -> Result<Admission, ApiError> {
+        let allowed = match path {
+            Path::Other => return Err(ApiError::no_path(&request.path)),
+            Path::Write { .. } => "POST",
+            _ => "GET, HEAD",
         };
-        match request.path.as_str() {
-            "/" => get("/", Ok(page(PAGE))),
-            "/health" => get("/health", Ok(self.health())),
-            "/metrics" => get("/metrics", self.access.check(&request).map(|()| self.told_metrics())),
-            "/v1/models" => get("/v1/models", self.access.check(&request).map(|()| self.models())),
-            path if path.starts_with("/v1/models/") => {
-                let name = path["/v1/models/".len()..].to_owned();
-                get("/v1/models/…", self.access.check(&request).and_then(|()| self.one_model(&name)))
-            }
-            path @ ("/v1/completions" | "/v1/chat/completions") => {
-                let (chat, path) = match path {
-                    "/v1/completions" => (false, "/v1/completions"),
-                    _ => (true, "/v1/chat/completions"),
-                };
-                if request.method != Method::POST {
-                    return (path, Ok(only(ApiError::no_method(&request).response(), "POST")));
-                }
-                (path, self.write(request, chat).await)
-            }
-            other => ("other", Err(ApiError::no_path(other))),
+        if !allowed.split(", ").any(|method| request.method == method) {
+            let response = only(ApiError::no_method(request).response(), allowed);
+            return Ok(Admission::Refused(response));
         }
+        if !matches!(path, Path::Page | Path::Health) {
+            self.access.check(request)?;
+        }
+        if !matches!(path, Path::Write { .. }) {
+            return Ok(Admission::Unread);
+        }
+        self.takes()?;
+        is_json(request)?;
+        Ok(Admission::Read)
+    }
+
+    /// Refuses new work when the server is to end.
+    fn takes(&self) -> Result<(), ApiError> {
+        if !self.draining.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let message = "the server is shutting down; ask again later";
+        Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, Some("shutting_down"), message))
     }
 
     fn health(&self) -> Response {
@@ -143,19 +146,9 @@ impl Api {
     }
 
     /// Writes what is asked for.
-    async fn write(&self, request: Request, chat: bool) -> Result<Response, ApiError> {
+    async fn write(&self, body: Bytes, chat: bool) -> Result<Response, ApiError> {
         let came = Instant::now();
-        self.access.check(&request)?;
-        if self.draining.load(Ordering::Relaxed) {
-            let message = "the server is shutting down; ask again later";
-            return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, Some("shutting_down"), message));
-        }
-        let kind = request.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
-        if !kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json")) {
-            let message = format!("the content type is {kind:?}, expected application/json");
-            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, message));
-        }
-        let body = request.body.map_err(bad_body)?;
+        self.takes()?; // the signal may have come while the body did
         self.answering.fetch_add(1, Ordering::Relaxed);
         let answering = Answering(self.answering.clone());
         let number = self.number.fetch_add(1, Ordering::Relaxed);
@@ -201,6 +194,13 @@ impl Api {
         Ok(answer(StatusCode::OK, "application/json", answers.whole().to_string()))
     }
 
+    /// An answer as it is sent: counted, and with the headers that pages of other origins need.
+    fn told(&self, path: Path, mut response: Response) -> Response {
+        self.metrics.answered(path.name(), response.status().as_u16());
+        self.share(&mut response);
+        response
+    }
+
     /// The headers by which a browser lets pages of other origins ask.
     fn share(&self, response: &mut Response) {
         let Some(origin) = self.access.cors.as_deref().and_then(|origin| HeaderValue::from_str(origin).ok())
@@ -221,18 +221,45 @@ impl Api {
 }
 
 impl Handler for Api {
-    async fn handle(&self, request: Request) -> Response {
+    fn admit(&self, request: &Request) -> Admission {
         if request.method == Method::OPTIONS && self.access.cors.is_some() {
             let mut response = answer(StatusCode::NO_CONTENT, "text/plain", Bytes::new());
             self.share(&mut response);
-            return response;
+            return Admission::Refused(response);
         }
-        let (path, answered) = self.route(request).await;
-        let mut response = answered.unwrap_or_else(|error| error.response());
-        self.metrics.answered(path, response.status().as_u16());
-        self.share(&mut response);
-        response
+        let path = Path::of(&request.path);
+        match self.check(request, path).unwrap_or_else(Admission::from) {
+            Admission::Refused(response) => Admission::Refused(self.told(path, response)),
+            other => other,
+        }
     }
+
+    async fn handle(&self, request: Request, body: Result<Bytes, BadBody>) -> Response {
+        let path = Path::of(&request.path);
+        let answered = match path {
+            Path::Page => Ok(page(PAGE)),
+            Path::Health => Ok(self.health()),
+            Path::Metrics => Ok(self.told_metrics()),
+            Path::Models => Ok(self.models()),
+            Path::Model => self.one_model(&request.path[MODEL.len()..]),
+            Path::Write { chat } => match body {
+                Ok(body) => self.write(body, chat).await,
+                Err(why) => Err(bad_body(why)),
+            },
+            Path::Other => Err(ApiError::no_path(&request.path)),
+        };
+        self.told(path, answered.unwrap_or_else(|error| error.response()))
+    }
+}
+
+/// Refuses a body that is not said to be JSON: a form of a page elsewhere could send others.
+fn is_json(request: &Request) -> Result<(), ApiError> {
+    let kind = request.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+    if kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json")) {
+        return Ok(());
+    }
+    let message = format!("the content type is {kind:?}, expected application/json");
+    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, message))
 }
 
 fn bad_body(why: BadBody) -> ApiError {
@@ -240,6 +267,9 @@ fn bad_body(why: BadBody) -> ApiError {
         BadBody::Large => (StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than this server takes"),
         BadBody::Slow => (StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"),
         BadBody::Broken => (StatusCode::BAD_REQUEST, "the body did not arrive"),
+        BadBody::Crowded => {
+            (StatusCode::SERVICE_UNAVAILABLE, "others are sending too much at the same time; ask again later")
+        }
     };
     ApiError::new(status, None, message)
 }

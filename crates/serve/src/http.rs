@@ -4,18 +4,18 @@
 //! its body must arrive in time, a body may not be larger than allowed, and a client that does not read is cut off. Connections beyond
 //! the limit wait in the system's queue.
 
+use crate::bodies::{self, Bodies};
+use crate::error::ApiError;
+use crate::timed::Timed;
 use bytes::Bytes;
-use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
-use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{HeaderMap, Method, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
 use std::future::Future;
-use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,7 +23,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
-use tokio::time::Sleep;
 
 /// How much a client may take.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +37,8 @@ pub struct Limits {
     pub stalled: Duration,
     /// Bytes of a body.
     pub body_bytes: usize,
+    /// Bytes of all bodies that are held at a time.
+    pub bodies_bytes: usize,
 }
 
 impl Default for Limits {
@@ -48,6 +49,7 @@ impl Default for Limits {
             body: Duration::from_secs(30),
             stalled: Duration::from_secs(30),
             body_bytes: 8 << 20,
+            bodies_bytes: 256 << 20,
         }
     }
 }
@@ -59,7 +61,7 @@ const HEAD_BYTES: usize = 32 << 10;
 const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
                            base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// A whole request.
+/// The head of a request.
 #[derive(Debug)]
 pub struct Request {
     /// GET, POST, …
@@ -70,8 +72,8 @@ pub struct Request {
     pub query: String,
     /// Its headers.
     pub headers: HeaderMap,
-    /// Its body, or why there is none.
-    pub body: Result<Bytes, BadBody>,
+    /// Whether a body follows.
+    pub has_body: bool,
 }
 
 impl Request {
@@ -111,6 +113,8 @@ pub enum BadBody {
     Slow,
     /// The client broke off, or what it sent is not HTTP.
     Broken,
+    /// The bodies of others take all the memory there is for them.
+    Crowded,
 }
 
 /// What follows piece by piece.
@@ -197,10 +201,30 @@ pub fn only(mut response: Response, allowed: &'static str) -> Response {
     response
 }
 
+/// What is to be done about a request, by its head alone.
+pub enum Admission {
+    /// Its body is wanted.
+    Read,
+    /// It is answered without its body, if it has one.
+    Unread,
+    /// It is answered at once.
+    Refused(Response),
+}
+
+impl From<ApiError> for Admission {
+    fn from(error: ApiError) -> Self {
+        Self::Refused(error.response())
+    }
+}
+
 /// Answers requests.
 pub trait Handler: Send + Sync + 'static {
-    /// The answer to a request. Dropped when the client goes away.
-    fn handle(&self, request: Request) -> impl Future<Output = Response> + Send;
+    /// What is to be done about a request; asked before any of its body is read.
+    fn admit(&self, request: &Request) -> Admission;
+
+    /// The answer to a request that was not refused, with its body, which is empty where it is not read. Dropped when the client goes away.
+    fn handle(&self, request: Request, body: Result<Bytes, BadBody>)
+    -> impl Future<Output = Response> + Send;
 }
 
 /// How many connections there are.
@@ -223,6 +247,7 @@ pub async fn serve<H: Handler>(
     mut stop: watch::Receiver<bool>,
 ) {
     let places = Arc::new(Semaphore::new(limits.connections));
+    let bodies = Bodies::new(&limits);
     let stopped = stop.clone();
     loop {
         let next = async {
@@ -244,9 +269,10 @@ pub async fn serve<H: Handler>(
         };
         let _ = stream.set_nodelay(true); // tokens are small, and are wanted at once
         let (handler, open, stopped) = (handler.clone(), open.clone(), stopped.clone());
+        let bodies = bodies.clone();
         open.0.fetch_add(1, Ordering::Relaxed);
         tokio::spawn(async move {
-            connection(stream, handler, limits, stopped).await;
+            connection(stream, handler, (limits, bodies), stopped).await;
             open.0.fetch_sub(1, Ordering::Relaxed);
             drop(place);
         });
@@ -259,32 +285,14 @@ pub async fn serve<H: Handler>(
 async fn connection<H: Handler>(
     stream: tokio::net::TcpStream,
     handler: Arc<H>,
-    limits: Limits,
+    (limits, bodies): (Limits, Bodies),
     mut stop: watch::Receiver<bool>,
 ) {
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let handler = handler.clone();
-        async move {
-            let (head, body) = request.into_parts();
-            let limited = Limited::new(body, limits.body_bytes).collect();
-            let body = match tokio::time::timeout(limits.body, limited).await {
-                Err(_) => Err(BadBody::Slow),
-                Ok(Ok(body)) => Ok(body.to_bytes()),
-                Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => Err(BadBody::Large),
-                Ok(Err(_)) => Err(BadBody::Broken),
-            };
-            let broken = body.is_err();
-            let (path, query) = (head.uri.path().to_owned(), head.uri.query().unwrap_or("").to_owned());
-            let request = Request { method: head.method, path, query, headers: head.headers, body };
-            let mut response = handler.handle(request).await;
-            if broken {
-                // what is left of the body would be taken for the next request
-                response.headers_mut().insert(hyper::header::CONNECTION, HeaderValue::from_static("close"));
-            }
-            Ok::<_, Infallible>(response)
-        }
+        let (handler, bodies) = (handler.clone(), bodies.clone());
+        async move { Ok::<_, Infallible>(answered(handler.as_ref(), &bodies, request).await) }
     });
-    let timed = Timed { inner: TokioIo::new(stream), limit: limits.stalled, waiting: None };
+    let timed = Timed::new(TokioIo::new(stream), limits.stalled);
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head)
@@ -308,51 +316,33 @@ async fn connection<H: Handler>(
     }
 }
 
-/// A connection that fails when what is written is not read for too long.
-struct Timed<T> {
-    inner: T,
-    limit: Duration,
-    waiting: Option<Pin<Box<Sleep>>>,
-}
-
-impl<T> Timed<T> {
-    /// Passes a result on; one that is pending for too long becomes an error.
-    fn limited<R>(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
-        if result.is_ready() {
-            self.waiting = None;
-            return result;
+/// Reads what is wanted of a request, and answers it.
+async fn answered<H: Handler>(handler: &H, bodies: &Bodies, request: hyper::Request<Incoming>) -> Response {
+    let (head, mut body) = request.into_parts();
+    let (path, query) = (head.uri.path().to_owned(), head.uri.query().unwrap_or("").to_owned());
+    let waits = bodies::is_expecting(&head.headers);
+    let has_body = !body.is_end_stream();
+    let request = Request { method: head.method, path, query, headers: head.headers, has_body };
+    let (mut response, read) = match handler.admit(&request) {
+        Admission::Refused(response) => (response, false),
+        Admission::Unread => (handler.handle(request, Ok(Bytes::new())).await, false),
+        Admission::Read => match bodies.read(&mut body).await {
+            Ok((bytes, room)) => {
+                let response = handler.handle(request, Ok(bytes)).await;
+                drop(room);
+                (response, true)
+            }
+            Err(why) => (handler.handle(request, Err(why)).await, false),
+        },
+    };
+    if has_body && !read {
+        // what is left of the body would be taken for the next request
+        response.headers_mut().insert(hyper::header::CONNECTION, HeaderValue::from_static("close"));
+        if !waits {
+            tokio::spawn(bodies.clone().pass_over(body));
         }
-        let limit = self.limit;
-        let waiting = self.waiting.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
-        waiting.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
-}
-
-impl<T: Read + Unpin> Read for Timed<T> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: ReadBufCursor<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_read(cx, buf)
-    }
-}
-
-impl<T: Write + Unpin> Write for Timed<T> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.inner).poll_write(cx, buf);
-        self.limited(cx, written)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let flushed = Pin::new(&mut self.inner).poll_flush(cx);
-        self.limited(cx, flushed)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let shut = Pin::new(&mut self.inner).poll_shutdown(cx);
-        self.limited(cx, shut)
-    }
+    response
 }
 
 #[cfg(test)]
@@ -373,7 +363,7 @@ mod tests {
             path: "/".into(),
             query: "run=a%26b&x=1&run=c+d&run&runs=e".into(),
             headers: HeaderMap::new(),
-            body: Ok(Bytes::new()),
+            has_body: false,
         };
         assert_eq!(request.values("run").collect::<Vec<_>>(), ["a&b", "c d", ""]);
         assert_eq!(request.values("y").count(), 0);

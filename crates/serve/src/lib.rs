@@ -7,12 +7,15 @@
 pub mod access;
 mod answers;
 pub mod api;
+mod bodies;
 pub mod error;
 pub mod http;
 mod metrics;
 mod model;
+mod paths;
 pub mod runs;
 mod schema;
+mod timed;
 mod worker;
 
 pub use access::Access;
@@ -101,6 +104,10 @@ pub fn run(
     })
 }
 
+/// Threads that read what is asked for, and files; and their name.
+const READERS: usize = 2;
+const READER_NAME: &str = "reader";
+
 /// How often signals are looked for.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -141,8 +148,10 @@ fn on_network<H: Handler>(
     until: impl AsyncFnOnce(),
 ) -> Result<(), Error> {
     let failed = |source| Error::Network { what: "cannot serve".into(), source };
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build().map_err(failed)?;
+    // requests wait for a reader: more of them would take the cores from the model
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_io().enable_time().max_blocking_threads(READERS).thread_name(READER_NAME);
+    let runtime = runtime.build().map_err(failed)?;
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener).map_err(failed)?;
         let (stop, stopped) = tokio::sync::watch::channel(false);

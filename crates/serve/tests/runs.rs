@@ -2,23 +2,18 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
-mod client;
+mod common;
 
-use client::answer;
-use ironhorse_serve::listen;
+use common::Server;
 use ironhorse_serve::runs::{Shelf, Words, run};
 use ironhorse_train::run::RunFolder;
 use ironhorse_train::run::metrics::Metrics;
 use ironhorse_train::session::LayerRouting;
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 fn words() -> Words {
     let facts = |run: &ironhorse_train::run::view::RunView| vec![("made".to_owned(), run.made().to_string())];
@@ -53,78 +48,17 @@ fn make(path: &Path, steps: u64) -> RunFolder {
     folder
 }
 
-struct Server {
-    at: SocketAddr,
-    signal: Arc<AtomicUsize>,
-    thread: Option<JoinHandle<Result<(), ironhorse_serve::Error>>>,
+fn served(shelf: Shelf, token: Option<&str>) -> Server {
+    let token = token.map(str::to_owned);
+    Server::start(move |listener, signal| run(listener, shelf, token, signal))
 }
 
-impl Server {
-    fn new(shelf: Shelf, token: Option<&str>) -> Self {
-        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        let (at, signal) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
-        let (flag, token) = (signal.clone(), token.map(str::to_owned));
-        let thread = std::thread::spawn(move || run(listener, shelf, token, &flag));
-        Self { at, signal, thread: Some(thread) }
-    }
-
-    fn below(folder: &Path) -> Self {
-        Self::new(Shelf::below(folder.to_owned(), words()), None)
-    }
-
-    fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.at).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        stream
-    }
-
-    fn raw(&self, request: &[u8]) -> (u16, String, String) {
-        let mut stream = self.connect();
-        let _ = stream.write_all(request); // a server that refuses may close first
-        answer(stream)
-    }
-
-    fn get_with(&self, path: &str, more: &str) -> (u16, String, String) {
-        let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{more}\r\n");
-        self.raw(head.as_bytes())
-    }
-
-    fn get(&self, path: &str) -> (u16, String, String) {
-        self.get_with(path, "")
-    }
-
-    fn json(&self, path: &str) -> Value {
-        let (status, _, body) = self.get(path);
-        assert_eq!(status, 200, "{path}: {body}");
-        serde_json::from_str(&body).unwrap_or_else(|_| panic!("{body}"))
-    }
-
-    /// The events of a stream, one at a time.
-    fn events(&self, query: &str) -> impl Iterator<Item = Value> + use<> {
-        let mut stream = self.connect();
-        write!(stream, "GET /api/events?{query} HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
-        let lines = BufReader::new(stream).lines().map_while(Result::ok);
-        lines.filter_map(|line| Some(serde_json::from_str(line.strip_prefix("data: ")?).unwrap()))
-    }
-
-    fn end(mut self) -> Duration {
-        let start = Instant::now();
-        self.signal.store(15, Ordering::Relaxed);
-        self.thread.take().unwrap().join().unwrap().unwrap();
-        start.elapsed()
-    }
+fn below(folder: &Path) -> Server {
+    served(Shelf::below(folder.to_owned(), words()), None)
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.signal.store(15, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let ended = thread.join();
-            if !std::thread::panicking() {
-                ended.unwrap().unwrap();
-            }
-        }
-    }
+fn events(server: &Server, query: &str) -> impl Iterator<Item = Value> + use<> {
+    server.events(&format!("/api/events?{query}"))
 }
 
 #[test]
@@ -134,7 +68,7 @@ fn a_page_a_list_and_what_is_known_of_a_run() {
     fs::create_dir(top.path().join("empty")).unwrap();
     let profile = json!({"model": "d12", "ms": 5.0, "by_layer": [{"name": "h.0", "ms": 3.0, "of_possible": 0.5}], "by_kind": []});
     fs::write(top.path().join("0001/profile.json"), profile.to_string()).unwrap();
-    let server = Server::below(top.path());
+    let server = below(top.path());
     let (status, head, body) = server.get("/");
     assert_eq!(status, 200);
     assert!(body.contains("<title>ironhorse watch</title>"));
@@ -183,7 +117,7 @@ fn curves_are_thinned_and_keep_their_extremes() {
             .log(&Metrics { step: i, loss, lr: 1e-3, ms: 1.0, tokens_per_s: 1.0, ..Metrics::default() })
             .unwrap();
     }
-    let server = Server::new(Shelf::of(&[path], words()).unwrap(), None);
+    let server = served(Shelf::of(&[path], words()).unwrap(), None);
     let of = |query: &str| {
         server.json(&format!("/api/curves?run=long&quantity=loss&{query}"))["curves"][0].clone()
     };
@@ -214,7 +148,7 @@ fn curves_are_thinned_and_keep_their_extremes() {
 fn what_is_asked_wrongly_is_refused_with_what_is_expected() {
     let top = tempfile::tempdir().unwrap();
     drop(make(&top.path().join("0001"), 5));
-    let server = Server::below(top.path());
+    let server = below(top.path());
     let many = "run=0001&".repeat(17);
     for (path, status, expected) in [
         ("/api/curves?run=0001&quantity=nonsense", 400, "expected one of loss, val_loss"),
@@ -261,7 +195,7 @@ fn nothing_outside_of_the_runs_can_be_read() {
         symlink(top.path().join("secret.txt"), runs.join("0001/samples/step-000050.txt")).unwrap();
         symlink(top.path().join("secret.txt"), runs.join("0001/profile.json")).unwrap();
     }
-    let server = Server::below(&runs);
+    let server = below(&runs);
     assert_eq!(
         server.json("/api/runs")["runs"].as_array().unwrap().len(),
         1,
@@ -313,7 +247,7 @@ fn a_token_is_asked_for_and_names_of_other_machines_are_refused() {
     let top = tempfile::tempdir().unwrap();
     drop(make(&top.path().join("0001"), 5));
     let shelf = || Shelf::below(top.path().to_owned(), words());
-    let server = Server::new(shelf(), Some("the-token"));
+    let server = served(shelf(), Some("the-token"));
     assert_eq!(server.get("/").0, 200, "the page holds nothing");
     for path in [
         "/api/runs",
@@ -340,7 +274,7 @@ fn a_token_is_asked_for_and_names_of_other_machines_are_refused() {
     let (status, _, body) = server.get_with("/api/runs", "authorization: Bearer the-token\r\n");
     assert!(status == 200 && body.contains("0001"), "{body}");
     // without a token, a page of another site could give our port its own name
-    let server = Server::new(shelf(), None);
+    let server = served(shelf(), None);
     let (status, _, body) =
         server.raw(b"GET /api/runs HTTP/1.1\r\nhost: evil.example:8090\r\nconnection: close\r\n\r\n");
     assert!(status == 403 && body.contains("evil.example"), "{body}");
@@ -351,7 +285,7 @@ fn a_token_is_asked_for_and_names_of_other_machines_are_refused() {
 fn sizes_are_bounded_and_clients_that_go_away_are_forgotten() {
     let top = tempfile::tempdir().unwrap();
     drop(make(&top.path().join("0001"), 50));
-    let server = Server::below(top.path());
+    let server = below(top.path());
     let body = format!(
         "GET /api/runs HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
         1 << 30
@@ -378,7 +312,7 @@ fn sizes_are_bounded_and_clients_that_go_away_are_forgotten() {
         }
     }
     assert_eq!(server.json("/api/runs/0001")["made"], 50);
-    let _open: Vec<_> = (0..20).map(|_| server.events("run=0001").next().unwrap()).collect();
+    let _open: Vec<_> = (0..20).map(|_| events(&server, "run=0001").next().unwrap()).collect();
     assert!(server.end() < Duration::from_secs(5), "open streams end with the server");
 }
 
@@ -387,8 +321,8 @@ fn a_run_that_grows_is_followed_and_a_new_one_appears() {
     let top = tempfile::tempdir().unwrap();
     let path = top.path().join("0001");
     let mut folder = make(&path, 3);
-    let server = Server::below(top.path());
-    let mut events = server.events("run=0001&run=gone");
+    let server = below(top.path());
+    let mut events = events(&server, "run=0001&run=gone");
     let list = events.next().unwrap();
     assert_eq!(list["list"][0]["name"], "0001");
     let first = events.next().unwrap();
@@ -421,7 +355,7 @@ fn given_runs_have_names_of_their_own() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         drop(make(path, 1 + i as u64));
     }
-    let server = Server::new(Shelf::of(&[&paths[..], &paths[..1]].concat(), words()).unwrap(), None);
+    let server = served(Shelf::of(&[&paths[..], &paths[..1]].concat(), words()).unwrap(), None);
     let list = server.json("/api/runs");
     let mut names: Vec<String> =
         list["runs"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect();

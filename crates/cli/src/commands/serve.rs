@@ -66,11 +66,6 @@ pub fn run(args: &ServeArgs) -> Result<Outcome> {
     let api_key = key(args.api_key.as_deref(), args.api_key_file.as_deref(), "--api-key")?;
     let is_cpu = args.model.engine.device()? == Device::Cpu;
     let prefill = args.prefill.unwrap_or(if is_cpu { PREFILL } else { GPU_PREFILL });
-    if is_cpu && prefill.max(args.rows.unwrap_or(1)) > PREFILL {
-        out::note(format_args!(
-            "with more than {PREFILL} tokens a step, answers depend in their last bits on who else is served"
-        ));
-    }
     // first, so that a port that is taken is told before the weights are read
     let listener = ironhorse_serve::listen(args.listen)?;
     let at = listener.local_addr().context("cannot tell the address")?;

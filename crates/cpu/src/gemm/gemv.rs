@@ -1,26 +1,21 @@
-//! Few rows times a matrix whose columns are contiguous (generation): b is streamed once, unpacked.
+//! Rows times a matrix whose columns are contiguous (generation, serving): b is streamed once, unpacked.
 //!
-//! order  as `element::dot`: 32 lanes over k and a fixed tree, whatever m and the threads.
+//! order  k is cut into slices by its length alone; the sum of a slice is that of `dots`, and the slices are added to c in order. So the
+//! bits of a row depend neither on the other rows nor on the threads.
 
-// Lanes are numbered: an index says more than an iterator here.
-#![allow(clippy::needless_range_loop)]
-
-use super::{Beta, Gemm};
-use crate::element::{LANES, dot, tree};
-use crate::isa::{Isa, IsaKind};
-use crate::math::fma;
-use crate::multiversion;
+use super::dots::{COLUMNS, DotTile, LANES, ROWS, Sums};
+use super::kernel::Kernels;
+use super::{Beta, Gemm, kernels};
+use crate::isa::Isa;
 use crate::team::{TaskPanic, Team};
 use std::ops::Range;
 
-/// More rows than that are faster packed.
+/// More rows than that are packed, unless they must be apart ([`Gemm::rows_apart`]).
 pub(super) const FEW: usize = 4;
-/// The same of products whose rows are apart ([`Gemm::rows_apart`]).
-pub(super) const MOST_APART: usize = 64;
 /// Columns in a task.
 const BLOCK: usize = 64;
-/// How far ahead b is fetched, in floats.
-const AHEAD: usize = 1024;
+/// The longest slice of k: 8 columns of it and 6 rows of a stay in the first-level cache together.
+const SLICE: usize = 768;
 
 /// Whether this path can compute the product, and is the fastest.
 pub(super) fn fits(g: &Gemm<'_>) -> bool {
@@ -42,138 +37,100 @@ pub(super) unsafe fn gemv(team: &Team, isa: Isa, g: &Gemm<'_>) -> Result<(), Tas
 /// # Safety
 /// As [`gemv`], for these columns.
 pub(super) unsafe fn columns(isa: Isa, g: &Gemm<'_>, columns: Range<usize>) {
-    // SAFETY: column j < n of b and row i < m of a are k contiguous floats.
-    let column = |j: usize| unsafe { std::slice::from_raw_parts(g.b.ptr.add(j * g.b.cs), g.k) };
-    // SAFETY: as above.
-    let row = |i: usize| unsafe { std::slice::from_raw_parts(g.a.ptr.add(i * g.a.rs), g.k) };
-    let put = |i: usize, j: usize, sum: f32| {
-        // SAFETY: element (i, j) of c, which the caller alone uses.
-        unsafe {
-            let c = g.c.ptr.add(i * g.c.rs + j);
-            *c = if g.beta == Beta::Accumulate { *c + g.alpha * sum } else { g.alpha * sum };
+    let call = Call { g, kernels: kernels(isa), slice: slice_len(g.k) };
+    // Eight columns at a time that are as far from each other as they can be: the processor's own prefetching is given long streams.
+    let apart = columns.len() / COLUMNS;
+    for first in columns.start..columns.start + apart {
+        // SAFETY: guaranteed by the caller: the last of these columns is below the end.
+        unsafe { call.columns(Part { first, step: apart, count: COLUMNS }) };
+    }
+    let first = columns.start + apart * COLUMNS;
+    // SAFETY: guaranteed by the caller.
+    unsafe { call.columns(Part { first, step: 1, count: columns.end - first }) };
+}
+
+/// Length of a slice of k; the last may be shorter.
+fn slice_len(k: usize) -> usize {
+    k.div_ceil(k.div_ceil(SLICE).max(1)).next_multiple_of(LANES)
+}
+
+/// Up to [`COLUMNS`] columns, `step` from one to the next.
+#[derive(Clone, Copy)]
+struct Part {
+    first: usize,
+    step: usize,
+    count: usize,
+}
+
+struct Call<'a> {
+    g: &'a Gemm<'a>,
+    kernels: &'static Kernels,
+    slice: usize,
+}
+
+impl Call<'_> {
+    /// All rows of some columns.
+    ///
+    /// # Safety
+    /// As [`columns`], for these columns.
+    unsafe fn columns(&self, some: Part) {
+        let (g, most) = (self.g, self.kernels.dots.len());
+        // Groups of rows as even as they can be.
+        let groups = g.m.div_ceil(most);
+        for k0 in (0..g.k).step_by(self.slice) {
+            let k = self.slice.min(g.k - k0);
+            for group in 0..groups {
+                let rows = group * g.m / groups..(group + 1) * g.m / groups;
+                let kernel = &self.kernels.dots[rows.len() - 1];
+                let mut sums: Sums = [[0.0; COLUMNS]; ROWS];
+                let mut done = 0;
+                while done < some.count {
+                    let (wide, dots) = match some.count - done {
+                        left if left >= kernel.columns => (kernel.columns, kernel.many),
+                        _ => (1, kernel.one),
+                    };
+                    let column = some.first + done * some.step;
+                    // SAFETY: the rows are below m, the columns below n, the steps below k, and all are contiguous along k (`fits`); the kernel
+                    // is for so many rows and columns, of an `Isa` this machine has.
+                    unsafe {
+                        dots(&DotTile {
+                            k,
+                            a: g.a.ptr.add(rows.start * g.a.rs + k0),
+                            a_rs: g.a.rs,
+                            b: g.b.ptr.add(column * g.b.cs + k0),
+                            b_cs: g.b.cs * some.step,
+                            sums: sums.as_mut_ptr().cast::<f32>().add(done),
+                        });
+                    }
+                    done += wide;
+                }
+                // SAFETY: guaranteed by the caller.
+                unsafe { self.put(rows, some, &sums, g.beta == Beta::Accumulate || k0 > 0) };
+            }
         }
-    };
-    let tiled = g.m / TILE_ROWS * TILE_ROWS;
-    for first in columns.clone().step_by(SOME) {
-        let some = first..columns.end.min(first + SOME);
-        for i in (0..tiled).step_by(TILE_ROWS) {
-            let rows = [0, 1, 2, 3].map(|r| row(i + r));
-            for j in some.clone().step_by(2) {
-                let pair = [j, (j + 1).min(some.end - 1)];
-                let sums = tile(isa, pair.map(column), rows, i == 0);
-                for (c, &j) in pair.iter().enumerate().take(some.end - j) {
-                    (0..TILE_ROWS).for_each(|r| put(i + r, j, sums[c][r]));
+    }
+
+    /// c (+)= alpha sums
+    ///
+    /// # Safety
+    /// The caller alone uses these elements of c.
+    unsafe fn put(&self, rows: Range<usize>, some: Part, sums: &Sums, adds: bool) {
+        let alpha = self.g.alpha;
+        for (row, sums) in rows.zip(sums) {
+            // SAFETY: an element of a row below m and a column below n.
+            unsafe {
+                let c = self.g.c.ptr.add(row * self.g.c.rs + some.first);
+                let new = |old: f32, sum: f32| if adds { old + alpha * sum } else { alpha * sum };
+                if some.step == 1 && some.count == COLUMNS {
+                    let c = &mut *c.cast::<[f32; COLUMNS]>();
+                    (0..COLUMNS).for_each(|j| c[j] = new(c[j], sums[j]));
+                } else {
+                    for (j, &sum) in sums[..some.count].iter().enumerate() {
+                        let c = c.add(j * some.step);
+                        *c = new(if adds { *c } else { 0.0 }, sum);
+                    }
                 }
             }
         }
-        for j in some {
-            for i in tiled..g.m {
-                let (w, x) = (column(j), row(i));
-                put(i, j, if i == 0 { first_dot(isa, w, x) } else { dot(isa, w, x) });
-            }
-        }
     }
-}
-
-/// Columns that all rows are multiplied with before the next: they stay in the first-level cache.
-const SOME: usize = 8;
-/// Rows that are multiplied with two columns at a time: more sums than a processor has registers would be slower.
-const TILE_ROWS: usize = 4;
-
-/// The sums of two columns with four rows, in the order of [`dot`].
-fn tile(isa: Isa, w: [&[f32]; 2], x: [&[f32]; TILE_ROWS], fetches: bool) -> [[f32; TILE_ROWS]; 2] {
-    match isa.kind() {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: an `Isa` of this kind exists only where these instructions were detected; all slices have the length of the first.
-        IsaKind::Avx512 => unsafe { super::x86::tile_dots(w, x, fetches.then_some(AHEAD)) },
-        _ => tile_dots(isa, w, x, fetches),
-    }
-}
-
-multiversion! {
-    /// The [`dot`] of each column with each row; `fetches` for columns that come from memory.
-    fn tile_dots<const FMA: bool>(w: [&[f32]; 2], x: [&[f32]; TILE_ROWS], fetches: bool) -> [[f32; TILE_ROWS]; 2] {
-        let k = w[0].len();
-        let whole = k - k % LANES;
-        // A variable for each sum: of an array of them the compiler keeps none in registers.
-        let [mut a0, mut a1, mut a2, mut a3] = [[0.0; LANES]; TILE_ROWS];
-        let [mut b0, mut b1, mut b2, mut b3] = [[0.0; LANES]; TILE_ROWS];
-        for at in (0..whole).step_by(LANES) {
-            let [w0, w1] = [lanes(w[0], at), lanes(w[1], at)];
-            if fetches {
-                fetch_ahead(w0);
-                fetch_ahead(w1);
-            }
-            let [x0, x1, x2, x3] = x.map(|x| lanes(x, at));
-            add_products::<FMA>(&mut a0, w0, x0);
-            add_products::<FMA>(&mut b0, w1, x0);
-            add_products::<FMA>(&mut a1, w0, x1);
-            add_products::<FMA>(&mut b1, w1, x1);
-            add_products::<FMA>(&mut a2, w0, x2);
-            add_products::<FMA>(&mut b2, w1, x2);
-            add_products::<FMA>(&mut a3, w0, x3);
-            add_products::<FMA>(&mut b3, w1, x3);
-        }
-        let mut acc = [[a0, a1, a2, a3], [b0, b1, b2, b3]];
-        for c in 0..2 {
-            for r in 0..TILE_ROWS {
-                for (lane, at) in (whole..k).enumerate() {
-                    acc[c][r][lane] = fma::<FMA>(w[c][at], x[r][at], acc[c][r][lane]);
-                }
-            }
-        }
-        acc.map(|rows| rows.map(|lanes| tree(lanes, |a, b| a + b)))
-    }
-
-    /// As [`dot`], for a `w` that comes from memory.
-    fn first_dot<const FMA: bool>(w: &[f32], x: &[f32]) -> f32 {
-        let (ws, w_rest) = w.as_chunks::<LANES>();
-        let (xs, x_rest) = x.as_chunks::<LANES>();
-        let mut acc = [0.0; LANES];
-        for (w, x) in ws.iter().zip(xs) {
-            fetch_ahead(w);
-            for lane in 0..LANES {
-                acc[lane] = fma::<FMA>(w[lane], x[lane], acc[lane]);
-            }
-        }
-        for ((acc, &w), &x) in acc.iter_mut().zip(w_rest).zip(x_rest) {
-            *acc = fma::<FMA>(w, x, *acc);
-        }
-        tree(acc, |a, b| a + b)
-    }
-}
-
-/// acc += w x, lane by lane.
-#[inline(always)]
-fn add_products<const FMA: bool>(acc: &mut [f32; LANES], w: &[f32; LANES], x: &[f32; LANES]) {
-    for lane in 0..LANES {
-        acc[lane] = fma::<FMA>(w[lane], x[lane], acc[lane]);
-    }
-}
-
-/// The lanes of a vector from element `at` on.
-#[inline(always)]
-fn lanes(x: &[f32], at: usize) -> &[f32; LANES] {
-    // one check, which the compiler hoists where the vectors have one length
-    match x[at..at + LANES].try_into() {
-        Ok(lanes) => lanes,
-        Err(_) => unreachable!("the range has this length"),
-    }
-}
-
-/// Brings the two cache lines at some distance after `w` into the cache; they are of the same column or the next.
-#[inline(always)]
-fn fetch_ahead(w: &[f32; LANES]) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        let p = w.as_ptr().wrapping_add(AHEAD);
-        // SAFETY: a hint; any address is allowed, and every x86-64 has the instruction.
-        unsafe {
-            _mm_prefetch::<_MM_HINT_T0>(p.cast());
-            _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(16).cast());
-        }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = w;
 }

@@ -5,6 +5,8 @@
 // Lanes are numbered: an index says more than an iterator here.
 #![allow(clippy::needless_range_loop)]
 
+use super::dots::{DotKernels, JOINED};
+
 /// One tile of work. `a` is `MR` rows, `b` is `NV` vectors wide.
 pub(super) struct Tile {
     pub k: usize,
@@ -75,6 +77,8 @@ pub(super) struct Kernels {
     pub unit: usize,
     /// Steps of k in which a full tile fetches one address.
     pub fetch_steps: usize,
+    /// `dots[rows - 1]`: nothing packed.
+    pub dots: &'static [DotKernels],
     /// What a thread does before its first packed tile and after its last.
     pub enter: Option<unsafe fn()>,
     pub leave: Option<unsafe fn()>,
@@ -119,6 +123,9 @@ pub(super) trait Simd: Copy {
     /// self * b + c
     unsafe fn mul_add(self, b: Self, c: Self) -> Self;
     unsafe fn mul(self, b: Self) -> Self;
+    unsafe fn add(self, b: Self) -> Self;
+    /// The lanes of each of the first `count` vectors joined by halves, as [`tree`](crate::element::tree).
+    unsafe fn join(sums: [Self; JOINED], count: usize, out: &mut [f32; JOINED]);
     /// Asks for the cache line at `p`, which need not be mapped.
     unsafe fn prefetch(p: *const f32);
     /// The same, to write to it.
@@ -218,12 +225,19 @@ pub(super) unsafe fn micro<S: Simd, const MR: usize, const NV: usize, const PACK
 }
 
 /// The kernels of one set of instructions, for a vector type. The list is the rows of the entries of a table: entries beyond a
-/// full tile repeat the largest. Panels are packed by [`pack`](super::pack::pack), or by the functions named at the end.
+/// full tile repeat the largest. After `dots` come the rows and columns of blocks of dot products, from one row on: columns divide
+/// 8. Panels are packed by [`pack`](super::pack::pack), or by the functions named at the end.
 macro_rules! kernels {
-    ($(#[$feature:meta])? $name:ident: $simd:ty, [$($rows:literal)*]) => {
-        kernels!($(#[$feature])? $name: $simd, [$($rows)*], panels::<{ <$simd>::MR }>, panels::<{ <$simd>::NR }>);
+    ($(#[$feature:meta])? $name:ident: $simd:ty, [$($rows:literal)*], dots [$($r:literal x $c:literal),*]) => {
+        kernels!(
+            $(#[$feature])? $name: $simd, [$($rows)*], dots [$($r x $c),*],
+            panels::<{ <$simd>::MR }>, panels::<{ <$simd>::NR }>
+        );
     };
-    ($(#[$feature:meta])? $name:ident: $simd:ty, [$($rows:literal)*], $pack_a:expr, $pack_b:expr) => {
+    (
+        $(#[$feature:meta])? $name:ident: $simd:ty, [$($rows:literal)*], dots [$($r:literal x $c:literal),*],
+        $pack_a:expr, $pack_b:expr
+    ) => {
         pub(super) static $name: Kernels = {
             $(#[$feature])?
             unsafe fn tile<const M: usize, const V: usize, const PACKED: bool>(t: &Tile) {
@@ -238,6 +252,12 @@ macro_rules! kernels {
                 unsafe { pack::<W>(p) };
             }
 
+            $(#[$feature])?
+            unsafe fn sums<const R: usize, const C: usize>(t: &DotTile) {
+                // SAFETY: as in `tile`.
+                unsafe { dots::<$simd, R, C, { LANES / <$simd>::LANES }>(t) };
+            }
+
             Kernels {
                 mr: <$simd>::MR,
                 nr: <$simd>::NR,
@@ -248,6 +268,7 @@ macro_rules! kernels {
                 pack_b: $pack_b,
                 unit: 1,
                 fetch_steps: super::kernel::FETCH_STEPS,
+                dots: &[$(DotKernels { columns: $c, many: sums::<$r, $c>, one: sums::<$r, 1> }),*],
                 enter: None,
                 leave: None,
             }

@@ -10,6 +10,7 @@
 //! (`gemv`).
 
 mod blocks;
+mod dots;
 mod gemv;
 mod grouped;
 mod kernel;
@@ -18,6 +19,8 @@ mod pack;
 mod plan;
 mod portable;
 mod rounded;
+#[cfg(test)]
+mod rows_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
@@ -109,7 +112,7 @@ pub struct Gemm<'a> {
     pub epilogue: Option<Epilogue<'a>>,
     /// What a and b are rounded to: to bf16 by a rule of the sizes alone, where the product is large enough; never to tf32.
     pub operands: Operands,
-    /// Up to so many rows b is streamed once, unpacked, and the sum is that of [`dot`](crate::element::dot).
+    /// Up to so many rows b is streamed once, unpacked (`gemv`).
     few: usize,
 }
 
@@ -120,10 +123,10 @@ impl<'a> Gemm<'a> {
         Self { m, n, k, a, b, c, beta: Beta::Overwrite, alpha: 1.0, epilogue: None, operands, few }
     }
 
-    /// If `apart`, the bits of a row do not depend on how many there are, up to 64 of them: what a model generates for one request is
-    /// the same whoever else is served, and however a prompt is cut into pieces.
+    /// If `apart`, the bits of a row do not depend on how many there are: what a model generates for one request is the same whoever
+    /// else is served, and however a prompt is cut into pieces. Of b the columns must be contiguous, of a the rows.
     pub fn rows_apart(self, apart: bool) -> Self {
-        Self { few: if apart { gemv::MOST_APART } else { gemv::FEW }, ..self }
+        Self { few: if apart { usize::MAX } else { gemv::FEW }, ..self }
     }
 
     /// With another treatment of the old c.
@@ -236,6 +239,17 @@ pub unsafe fn gemm(team: &Team, ws: &mut Workspace, isa: Isa, g: &Gemm<'_>) -> R
     }
     // SAFETY: guaranteed by the caller; m, n and k are not zero.
     unsafe { plan::Plan::new(g, kernels(isa), team.threads()).run(team, ws) }
+}
+
+/// Computes `g` on the calling thread, an element of c at a time as it were: rows of a and columns of b are contiguous, k is not 0, and the
+/// epilogue is not called.
+///
+/// # Safety
+/// As [`gemm`].
+pub(crate) unsafe fn gemm_dots(isa: Isa, g: &Gemm<'_>) {
+    assert!(g.a.cs == 1 && g.b.rs == 1 && g.k > 0, "operands of dot products are not contiguous");
+    // SAFETY: guaranteed by the caller.
+    unsafe { gemv::columns(isa, g, 0..g.n) };
 }
 
 /// # Safety

@@ -3,8 +3,10 @@
 // Lanes are numbered: an index says more than an iterator here.
 #![allow(clippy::needless_range_loop)]
 
+use super::dots::{DotKernels, DotTile, JOINED, LANES, dots};
 use super::kernel::{Kernels, Packing, Simd, Tile, kernels, micro};
 use super::pack::pack;
+use crate::element::tree;
 use crate::isa::PORTABLE_FMA;
 use crate::math::fma;
 
@@ -81,6 +83,22 @@ impl Simd for Eight {
     }
 
     #[inline(always)]
+    unsafe fn add(self, b: Self) -> Self {
+        let mut out = b.0;
+        for i in 0..8 {
+            out[i] += self.0[i];
+        }
+        Self(out)
+    }
+
+    #[inline(always)]
+    unsafe fn join(sums: [Self; JOINED], count: usize, out: &mut [f32; JOINED]) {
+        for (out, sum) in out.iter_mut().zip(sums).take(count) {
+            *out = tree(sum.0, |a, b| a + b);
+        }
+    }
+
+    #[inline(always)]
     unsafe fn prefetch(_: *const f32) {}
 
     #[inline(always)]
@@ -90,4 +108,4 @@ impl Simd for Eight {
 /// Vectors across a tile: NEON has registers for 4 x 16, SSE2 for 4 x 8.
 const NV: usize = if cfg!(target_arch = "aarch64") { 2 } else { 1 };
 
-kernels! { KERNELS: Eight, [1 2 3 4 4 4 4 4] }
+kernels! { KERNELS: Eight, [1 2 3 4 4 4 4 4], dots [1 x 2, 2 x 1] }

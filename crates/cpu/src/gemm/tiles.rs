@@ -11,7 +11,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::kernel::{Kernels, LINE, Packing, Tile};
-use super::x86::transpose;
+use super::x86::{self, transpose};
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
@@ -38,6 +38,7 @@ pub(super) static KERNELS: Kernels = Kernels {
     pack_b,
     unit: ROWS,
     fetch_steps: FETCH_STEPS,
+    dots: x86::AVX512.dots,
     enter: Some(enter),
     leave: Some(leave),
 };

@@ -3,6 +3,7 @@
 // Lanes are numbered: an index says more than an iterator here.
 #![allow(clippy::needless_range_loop)]
 
+use super::dots::{DotKernels, DotTile, JOINED, LANES, dots};
 use super::kernel::{Kernels, Packing, Simd, Tile, kernels, micro};
 use super::pack::pack;
 use std::arch::x86_64::*;
@@ -16,7 +17,8 @@ macro_rules! simd {
         load_masked($from:ident, $read:ident) $load_masked:block
         prefetch_write($line:ident) $prefetch_write:block
         splat $splat:ident, load $load:ident, store $store:ident, store_masked $store_masked:ident;
-        mul_add $mul_add:ident, mul $mul:ident;
+        mul_add $mul_add:ident, mul $mul:ident, add $add:ident;
+        join($sums:ident, $sum_count:ident, $out:ident) $join:block
     ) => {
         #[derive(Clone, Copy)]
         struct $name($register);
@@ -77,6 +79,18 @@ macro_rules! simd {
             }
 
             #[inline(always)]
+            unsafe fn add(self, b: Self) -> Self {
+                // SAFETY: the machine has the instructions, see above.
+                Self(unsafe { $add(self.0, b.0) })
+            }
+
+            #[inline(always)]
+            unsafe fn join($sums: [Self; JOINED], $sum_count: usize, $out: &mut [f32; JOINED]) {
+                // SAFETY: the machine has the instructions, see above.
+                unsafe { $join };
+            }
+
+            #[inline(always)]
             unsafe fn prefetch(p: *const f32) {
                 // SAFETY: a hint; any address is allowed.
                 unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
@@ -97,7 +111,8 @@ simd! {
     load_masked(p, mask) { _mm512_maskz_loadu_ps(mask, p) }
     prefetch_write(p) { std::arch::asm!("prefetchw [{}]", in(reg) p, options(nostack, preserves_flags, readonly)) }
     splat _mm512_set1_ps, load _mm512_loadu_ps, store _mm512_storeu_ps, store_masked _mm512_mask_storeu_ps;
-    mul_add _mm512_fmadd_ps, mul _mm512_mul_ps;
+    mul_add _mm512_fmadd_ps, mul _mm512_mul_ps, add _mm512_add_ps;
+    join(sums, _count, out) { _mm512_storeu_ps(out.as_mut_ptr(), join_16(sums)) }
 }
 
 simd! {
@@ -108,17 +123,24 @@ simd! {
     load_masked(p, mask) { _mm256_maskload_ps(p, mask) }
     prefetch_write(p) { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     splat _mm256_set1_ps, load _mm256_loadu_ps, store _mm256_storeu_ps, store_masked _mm256_maskstore_ps;
-    mul_add _mm256_fmadd_ps, mul _mm256_mul_ps;
+    mul_add _mm256_fmadd_ps, mul _mm256_mul_ps, add _mm256_add_ps;
+    join(sums, count, out) {
+        for (out, sum) in out.iter_mut().zip(sums).take(count) {
+            let four = _mm_add_ps(_mm256_castps256_ps128(sum.0), _mm256_extractf128_ps::<1>(sum.0));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            *out = _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+        }
+    }
 }
 
 kernels! {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    AVX512: Zmm, [1 2 3 4 5 6 7 8], pack_a_512, pack_b_512
+    AVX512: Zmm, [1 2 3 4 5 6 7 8], dots [1 x 8, 2 x 8, 3 x 8, 4 x 4, 5 x 4, 6 x 4], pack_a_512, pack_b_512
 }
 
 kernels! {
     #[target_feature(enable = "avx2,fma")]
-    AVX2: Ymm, [1 2 3 4 4 4 4 4]
+    AVX2: Ymm, [1 2 3 4 4 4 4 4], dots [1 x 4, 2 x 2, 3 x 2]
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
@@ -259,59 +281,28 @@ fn join_hi(a: __m512, b: __m512) -> __m512 {
     _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)))
 }
 
-/// The sums of products of two columns and four rows of the same length: 32 lanes, joined by halves, as [`dot`](crate::element::dot). Where
-/// `ahead` is given, columns come from memory, and what is so many floats after is fetched.
-///
-/// # Safety
-/// The machine has AVX-512; all slices have the length of the first.
+/// The lanes of each of 16 vectors joined by halves: element i is the sum of vector i. Two vectors become one at every step, and the last
+/// two steps leave sum 4j + L at 4L + j, so the vectors are taken in that order.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-pub(super) unsafe fn tile_dots(w: [&[f32]; 2], x: [&[f32]; 4], ahead: Option<usize>) -> [[f32; 4]; 2] {
-    const LANES: usize = 32;
-    let k = w[0].len();
-    let mut sums = [[[_mm512_setzero_ps(); 2]; 4]; 2];
-    let mut at = 0;
-    while at + LANES <= k {
-        if let Some(ahead) = ahead {
-            for w in w {
-                let p = w.as_ptr().wrapping_add(at + ahead);
-                _mm_prefetch::<_MM_HINT_T0>(p.cast());
-                _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(16).cast());
-            }
-        }
-        for half in 0..2 {
-            // SAFETY: 16 floats from here on are below k.
-            let load = |from: &[f32]| unsafe { _mm512_loadu_ps(from.as_ptr().add(at + 16 * half)) };
-            let (w0, w1) = (load(w[0]), load(w[1]));
-            for r in 0..4 {
-                let x = load(x[r]);
-                sums[0][r][half] = _mm512_fmadd_ps(w0, x, sums[0][r][half]);
-                sums[1][r][half] = _mm512_fmadd_ps(w1, x, sums[1][r][half]);
-            }
-        }
-        at += LANES;
+fn join_16(sums: [Zmm; JOINED]) -> __m512 {
+    let mut fours = [_mm512_setzero_ps(); 4];
+    for j in 0..4 {
+        let (a, b) = (halves(sums[j].0, sums[4 + j].0), halves(sums[8 + j].0, sums[12 + j].0));
+        fours[j] = _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
     }
-    for half in 0..2 {
-        let left = (k - at).saturating_sub(16 * half).min(16);
-        let mask = ((1_u32 << left) - 1) as __mmask16;
-        // SAFETY: masked to the floats below k.
-        let load =
-            |from: &[f32]| unsafe { _mm512_maskz_loadu_ps(mask, from.as_ptr().wrapping_add(at + 16 * half)) };
-        for c in 0..2 {
-            for r in 0..4 {
-                sums[c][r][half] = _mm512_mask3_fmadd_ps(load(w[c]), load(x[r]), sums[c][r][half], mask);
-            }
-        }
-    }
-    let mut out = [[0.0; 4]; 2];
-    for c in 0..2 {
-        for r in 0..4 {
-            let [low, high] = sums[c][r];
-            let sum = _mm512_add_ps(low, high);
-            let sum = _mm256_add_ps(_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps::<1>(sum));
-            let sum = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps::<1>(sum));
-            let sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
-            out[c][r] = _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
-        }
-    }
-    out
+    let (a, b) = (pairs(fours[0], fours[1]), pairs(fours[2], fours[3]));
+    _mm512_add_ps(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn halves(a: __m512, b: __m512) -> __m512 {
+    _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn pairs(a: __m512, b: __m512) -> __m512 {
+    _mm512_add_ps(join_lo(a, b), join_hi(a, b))
 }

@@ -12,6 +12,8 @@ use ironhorse_core::{DropMask, DropSite, Error, Result, Slot};
 
 /// Tokens whose keys and values a task stores in the cache.
 const STORED: usize = 16;
+/// Heads of tokens in a task, at most.
+const MOST_UNITS: usize = 16;
 
 /// Sizes and strides of an attention whose output is `out` (B, T, C).
 fn shape(out: Slot, heads: usize, kv_heads: usize) -> Heads {
@@ -142,9 +144,10 @@ pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
             }
         }
     })?;
-    // A task is a head of keys and values with all heads of queries it serves.
-    ctx.chunks(tokens * op.kv_heads, 1, |task, worker| {
-        let (token, h) = (task.start / op.kv_heads, task.start % op.kv_heads);
+    // A unit of work is a head of keys and values with all heads of queries it serves; one is less than a microsecond.
+    let units = tokens * op.kv_heads;
+    let unit = |unit: usize, worker: usize| {
+        let (token, h) = (unit / op.kv_heads, unit % op.kv_heads);
         let first = h * share;
         // SAFETY: the team runs one task at a time per worker; a task owns its heads of `out`, and nothing writes the cache any
         // more. There are no positions.
@@ -178,6 +181,9 @@ pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
                 one_query(isa, &mut scratch.get(worker).query, &call, [head, 0]);
             }
         }
+    };
+    ctx.chunks(units, (units / (8 * ctx.team.threads())).clamp(1, MOST_UNITS), |task, worker| {
+        task.for_each(|number| unit(number, worker));
     })
 }
 

@@ -49,7 +49,7 @@ pub struct Ctx<'a> {
     pub tables: &'a mut RopeTables,
     pub ranks: &'a dyn Communicator,
     pub program: &'a Program,
-    /// Whether the rows of products are the tokens of several requests.
+    /// Whether the rows of products may be the tokens of several requests.
     pub apart: bool,
     pub scalars: &'a Scalars,
 }

@@ -3,11 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
 use ironhorse::cpu::CpuEngine;
-use ironhorse::train::generate::sample::Sampler;
+use ironhorse::train::generate::sample::{Sampler, Scratch};
 use ironhorse::train::generate::{Decoder, End, Event, Job, Likely, Request, Wants, generate};
 use ironhorse::train::model::ModelConfig;
-use ironhorse::train::session::{Serving, Session, SessionSpec, TokenScores};
-use std::collections::HashMap;
+use ironhorse::train::session::{CacheToken, Serving, Session, SessionSpec, TokenScores};
+use std::collections::{HashMap, HashSet};
 
 const CONTEXT: usize = 90;
 const SIZES: [&str; 4] = [
@@ -98,7 +98,7 @@ fn what_is_written_does_not_depend_on_who_else_is_served() {
             })
             .collect();
         assert!(want.iter().any(|tokens| tokens.len() > 5));
-        for (sequences, tokens) in [(1, 64), (3, 7), (5, 5), (16, 64)] {
+        for (sequences, tokens) in [(1, 64), (3, 7), (5, 5), (16, 64), (16, 200)] {
             let mut session = served(sizes, sequences, tokens);
             session.warm_up().unwrap();
             let mut decoder = Decoder::new(&mut session).unwrap();
@@ -111,6 +111,34 @@ fn what_is_written_does_not_depend_on_who_else_is_served() {
             }
         }
     }
+}
+
+#[test]
+fn the_engine_chooses_what_the_host_would() {
+    let mut session = served(SIZES[0], 3, 8);
+    let tokens = [0, 1, 2].map(|row| CacheToken { row, position: 0, token: 17 * row as u32 + 5 });
+    let fed = session.feed_rows(&tokens, &[0, 1, 2]).unwrap();
+    let (mut logits, mut scratch, mut seen) = (Vec::new(), Scratch::default(), HashSet::new());
+    let usual = Sampler { temperature: 0.7, ..Sampler::default() };
+    for row in 0..3 {
+        session.row_logits(fed, row, &mut logits).unwrap();
+        for sampler in [
+            Sampler::greedy(),
+            usual,
+            Sampler { top_k: Some(9), ..usual },
+            Sampler { top_p: Some(0.8), ..usual },
+            Sampler { top_k: Some(9), top_p: Some(0.8), ..usual },
+        ] {
+            for uniform in (0..50).map(|i| f64::from(i) / 50.0) {
+                let want = sampler.pick_at(&logits[..129], uniform, &mut scratch).unwrap() as u32;
+                let both = sampler.top_k.is_some() && sampler.top_p.is_some();
+                let got = session.pick_row(fed, row, 129, &sampler.choice(uniform)).unwrap();
+                assert_eq!(got, (!both).then_some(want), "row {row}, {sampler:?}, {uniform}");
+                seen.insert(want);
+            }
+        }
+    }
+    assert!(seen.len() > 50, "{}", seen.len());
 }
 
 /// The prompt and what follows it go through different programs, which must agree on where the cache has its rows.

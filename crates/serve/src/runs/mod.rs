@@ -15,8 +15,10 @@ pub use shelf::{Shelf, Words};
 
 use crate::access::Access;
 use crate::error::ApiError;
-use crate::http::{Handler, Limits, Open, Request, Response, answer, decoded, events, only, page};
-use crate::{Error, LOOK, on_network};
+use crate::http::{
+    Admission, BadBody, Handler, Limits, Open, Request, Response, answer, decoded, events, only, page,
+};
+use crate::{Error, LOOK, READERS, on_network};
 use bytes::Bytes;
 use hyper::header::HeaderValue;
 use hyper::{Method, StatusCode};
@@ -32,8 +34,6 @@ use tokio::sync::{Semaphore, watch};
 const PAGE: &str = include_str!("page.html");
 /// Most runs of one request.
 const MOST_RUNS: usize = 16;
-/// Requests that read at a time: the run that is watched shall have the cores.
-const READERS: usize = 2;
 
 /// How much a client may take: requests have no bodies, and a page needs a few connections.
 const LIMITS: Limits = Limits {
@@ -42,6 +42,7 @@ const LIMITS: Limits = Limits {
     body: std::time::Duration::from_secs(5),
     stalled: std::time::Duration::from_secs(30),
     body_bytes: 4096,
+    bodies_bytes: 4096,
 };
 
 /// Serves the page until `signal` is not 0.
@@ -79,15 +80,7 @@ struct Pages {
 impl Pages {
     async fn route(&self, request: &Request) -> Result<Response, ApiError> {
         if request.path == "/" {
-            return Ok(page(PAGE)); // it holds nothing; what it asks for needs the token
-        }
-        self.access.check(request)?;
-        if request.body.as_ref().map_or(true, |body| !body.is_empty()) {
-            return Err(ApiError::new(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                None,
-                "requests of this server have no body",
-            ));
+            return Ok(page(PAGE));
         }
         match request.path.as_str() {
             "/api/runs" => self.read(|shelf| Ok(json(&start(&shelf.names())))).await,
@@ -152,12 +145,25 @@ impl Pages {
 }
 
 impl Handler for Pages {
-    async fn handle(&self, request: Request) -> Response {
-        let answered = match request.method {
-            Method::GET | Method::HEAD => self.route(&request).await,
-            _ => return only(ApiError::no_method(&request).response(), "GET, HEAD"),
-        };
-        answered.unwrap_or_else(|error| error.response())
+    fn admit(&self, request: &Request) -> Admission {
+        if !matches!(request.method, Method::GET | Method::HEAD) {
+            return Admission::Refused(only(ApiError::no_method(request).response(), "GET, HEAD"));
+        }
+        // the page holds nothing; what it asks for needs the token
+        if request.path != "/"
+            && let Err(error) = self.access.check(request)
+        {
+            return error.into();
+        }
+        if request.has_body {
+            let message = "requests of this server have no body";
+            return ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, None, message).into();
+        }
+        Admission::Unread
+    }
+
+    async fn handle(&self, request: Request, _: Result<Bytes, BadBody>) -> Response {
+        self.route(&request).await.unwrap_or_else(|error| error.response())
     }
 }
 

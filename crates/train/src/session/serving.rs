@@ -8,7 +8,7 @@ use crate::model::{Adapted, ServingStep};
 use crate::{Error, Result};
 use ironhorse_core::{EngineExt, Precision, Program, Scalars, Section, Slot, TokenChoice};
 
-/// Tokens of a prompt that are read at a time. On the CPU engine the bits of a row depend on no other row up to this many.
+/// Tokens of a step unless more are asked for, and of a prompt that are read at a time.
 pub const PREFILL: usize = 64;
 
 /// What a session that serves has room for.
@@ -66,9 +66,11 @@ impl Serving {
         let powers = (smallest..usize::BITS).step_by(step).map(|power| 1 << power);
         let mut widths: Vec<usize> = powers.take_while(|&width| width < most).collect();
         widths.push(most);
-        let steps = widths.into_iter().map(|tokens| {
-            let picks = (tokens > sequences).then_some(sequences);
-            ServingStep { tokens, sequences, context, picks }
+        // Of a prompt the last token has logits at most: one pick is all that a step needs while one prompt is read and nothing written.
+        let steps = widths.into_iter().flat_map(|tokens| {
+            let one = (tokens > sequences && sequences > 1).then_some(Some(1));
+            let picks = one.into_iter().chain([(tokens > sequences).then_some(sequences)]);
+            picks.map(move |picks| ServingStep { tokens, sequences, context, picks })
         });
         // where every program has fewer sequences than tokens only some have logits
         let all = ServingStep { tokens: most, sequences, context, picks: None };

@@ -1,19 +1,25 @@
 //! Attention of single queries: one new position against the keys and values that are kept.
 
 use super::Forward;
+use super::product::{Mat, dots, product};
 use crate::element::{Elem, Real, dot, largest, sum_inline};
+use crate::gemm::{Beta, LocalScratch};
 use crate::isa::Isa;
 use crate::kernel::elementwise::{add_scaled, narrow};
 use crate::multiversion;
 
 multiversion! {
-    /// s = exp(s·scale - max); returns max and the sum.
+    /// s = exp(s·scale - max) / sum; returns max and the sum.
     fn softmax_row<const FMA: bool, A: Real>(s: &mut [A], scale: A) -> (A, A) {
         let max = largest(s) * scale;
         for s in s.iter_mut() {
             *s = A::fma::<FMA>(*s, scale, -max).exp_flush::<FMA>();
         }
-        (max, A::of(sum_inline(s, usize::MAX)))
+        let sum = A::of(sum_inline(s, usize::MAX));
+        for s in s.iter_mut() {
+            *s = *s / sum;
+        }
+        (max, sum)
     }
 }
 
@@ -33,21 +39,33 @@ pub unsafe fn one_query<T: Elem>(
     let (s, a, hd) = (&call.shape, &call.shape.0, call.shape.0.head_dim);
     let reached = call.reached(head, position);
     let scores = &mut room.scores[..reached.len()];
+    // Floats are matrices as they are.
+    let in_place = T::IS_ACC && <T::Acc as Real>::IS_F32 && hd > 0;
+    let [k, v] = call.keys([reached.start, head], reached.len());
     // SAFETY: guaranteed by the caller.
     unsafe {
         let at = s.query(a.q, head, position);
         let q = call.q.get(at..at + hd);
-        for (t, score) in reached.clone().zip(scores.iter_mut()) {
-            let at = s.key(a.k, head, t);
-            *score = dot(isa, q, call.k.get(at..at + hd));
+        if in_place {
+            let q = Mat { ptr: q.as_ptr().cast_mut().cast(), rs: hd, cs: 1 };
+            dots(isa, hd, [q, k.matrix(&mut []).transposed()], scores);
+        } else {
+            for (t, score) in scores.iter_mut().enumerate() {
+                *score = dot(isa, q, k.row(t).all());
+            }
         }
         let factor = s.factor(isa, scores);
         let (max, sum) = softmax_row(isa, scores, factor);
         let out = &mut room.out[..hd];
-        out.fill(T::Acc::ZERO);
-        for (t, score) in reached.clone().zip(scores.iter()) {
-            let at = s.key(a.v, head, t);
-            add_scaled(isa, out, *score / sum, call.v.get(at..at + hd));
+        if in_place {
+            let size = [1, hd, reached.len()];
+            let (p, v) = (Mat::new(scores, reached.len()), v.matrix(&mut []));
+            product((&mut room.gemm, isa), size, [p, v], Mat::new(out, hd), Beta::Overwrite);
+        } else {
+            out.fill(T::Acc::ZERO);
+            for (t, p) in scores.iter().enumerate() {
+                add_scaled(isa, out, *p, v.row(t).all());
+            }
         }
         let at = s.query(a.out, head, position);
         narrow(isa, call.out.get_mut(at..at + hd), out);
@@ -61,12 +79,13 @@ pub unsafe fn one_query<T: Elem>(
 pub struct QueryScratch<A> {
     scores: Vec<A>,
     out: Vec<A>,
+    gemm: LocalScratch,
 }
 
 impl<A: Real> QueryScratch<A> {
     /// Room for so many keys and elements of a head.
     pub fn new(keys: usize, head_dim: usize) -> Self {
-        Self { scores: vec![A::ZERO; keys], out: vec![A::ZERO; head_dim] }
+        Self { scores: vec![A::ZERO; keys], out: vec![A::ZERO; head_dim], gemm: LocalScratch::new() }
     }
 
     /// Makes room for so many keys and elements of a head.

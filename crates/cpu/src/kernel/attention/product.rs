@@ -1,7 +1,7 @@
 //! Matrix products inside a task: f32 on the matrix kernels, f64 in a plain loop.
 
 use crate::element::Real;
-use crate::gemm::{Beta, Gemm, LocalScratch, MatMut, MatRef, gemm_local};
+use crate::gemm::{Beta, Gemm, LocalScratch, MatMut, MatRef, gemm_dots, gemm_local};
 use crate::isa::Isa;
 
 /// A matrix: element (i, j) at `ptr + i * rs + j * cs`.
@@ -60,4 +60,16 @@ pub unsafe fn product<A: Real>(
             }
         }
     }
+}
+
+/// c (n) = a (1,k) · b (k,n), where the columns of b are contiguous: a dot product each, in f32.
+///
+/// # Safety
+/// `A` is f32; `a` and `b` are readable.
+pub unsafe fn dots<A: Real>(isa: Isa, k: usize, [a, b]: [Mat<A>; 2], c: &mut [A]) {
+    debug_assert!(A::IS_F32);
+    let [a, b] = [a, b].map(|m| MatRef { ptr: m.ptr.cast_const().cast(), rs: m.rs, cs: m.cs });
+    let gemm = Gemm::new((1, c.len(), k), a, b, MatMut { ptr: c.as_mut_ptr().cast(), rs: c.len() });
+    // SAFETY: guaranteed by the caller; `c` is a slice that this call holds alone.
+    unsafe { gemm_dots(isa, &gemm) };
 }
