@@ -75,7 +75,7 @@ impl Parts {
             }
             match split.smaller(scratch, whole) {
                 Some(smaller) if scratch > MOST_SCRATCH => split = smaller,
-                _ if all.len() > 1 && whole.q_len as u64 * STATISTIC % ALIGNMENT != 0 => {
+                _ if all.len() > 1 && !(whole.q_len as u64 * STATISTIC).is_multiple_of(ALIGNMENT) => {
                     let len = whole.q_len;
                     return Err(Error::Unsupported(format!(
                         "cuDNN attention: in parts, statistics of {len} queries do not begin at multiples of 16 bytes"
