@@ -46,7 +46,7 @@ pub(crate) enum Lengths {
     Any,
 }
 
-/// Plans kept; a program with more shapes pays for some of them again.
+/// Shapes that plans are made for. None is given up for another one: work that uses it may be running or be recorded in a graph.
 const MOST_PLANS: usize = 1024;
 
 /// What a plan computes.
@@ -108,12 +108,10 @@ impl Session {
         if let Some(known) = self.plans.get(&(direction, *shape)) {
             return known.clone();
         }
+        room(self.plans.len())?;
         let plan = accepts(self.compute, self.lengths, shape)
             .and_then(|()| make_plan(&self.cudnn, &self.target, direction, shape))
             .map(Rc::new);
-        if self.plans.len() >= MOST_PLANS {
-            self.plans.clear();
-        }
         self.plans.insert((direction, *shape), plan.clone());
         plan
     }
@@ -123,13 +121,19 @@ impl Session {
         if let Some(known) = self.parts.get(&(dq_sum, *shape)) {
             return known.clone();
         }
+        room(self.parts.len())?;
         let parts = Parts::new(self, dq_sum, shape).map(Rc::new);
-        if self.parts.len() >= MOST_PLANS {
-            self.parts.clear();
-        }
         self.parts.insert((dq_sum, *shape), parts.clone());
         parts
     }
+}
+
+/// Whether one more shape is kept.
+fn room(kept: usize) -> Result<()> {
+    if kept < MOST_PLANS {
+        return Ok(());
+    }
+    Err(Error::Unsupported(format!("cuDNN attention: there are {MOST_PLANS} other shapes already")))
 }
 
 /// Whether an error means that cuDNN cannot do it. Too little memory or a lost device would stop our kernels too.

@@ -4,7 +4,7 @@
 use super::attention_bwd::DqSum;
 use super::descriptor::{Attribute, Descriptor, Kind};
 use super::plan::Target;
-use super::{Direction, F16, Lengths, Plan, Shape, accepts, make_plan};
+use super::{Direction, F16, Lengths, MOST_PLANS, Plan, Shape, accepts, is_refusal, make_plan, room};
 use crate::Result;
 use crate::ffi::cudnn::Cudnn;
 use crate::ffi::library::{DRIVER, NVRTC, Open};
@@ -79,6 +79,12 @@ fn grouped_heads_have_engines() {
     {
         check(direction, &shape, |_| {});
     }
+}
+
+#[test]
+fn the_number_of_shapes_is_limited() {
+    assert_eq!(room(MOST_PLANS - 1), Ok(()));
+    assert!(is_refusal(&room(MOST_PLANS).unwrap_err()), "our own kernels run the next one");
 }
 
 #[test]

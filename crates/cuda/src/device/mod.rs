@@ -164,7 +164,8 @@ impl Device {
     }
 }
 
-/// A context that is current on this thread; the one before becomes current again when this is dropped.
+/// A context that is current on this thread; the one before, if there was one or it is not the first GPU's, becomes current
+/// again when this is dropped.
 pub(crate) struct Current {
     device: &'static Device,
     before: Option<CUcontext>,

@@ -17,6 +17,10 @@ const CHOICE: &str = "IRONHORSE_ATTENTION";
 /// Products of one of an attention's matrices from which on cuDNN is asked. Smaller ones take our own kernels as long, and those
 /// cost the host less.
 const LEAST_WORK: usize = 1 << 26;
+/// The fewest queries and keys that cuDNN is asked for.
+const LEAST_LEN: usize = 128;
+/// Reasons of refusals that are logged.
+const MOST_TOLD: usize = 64;
 /// Addresses within scratch memory are multiples of this.
 const ALIGN: usize = 256;
 
@@ -111,17 +115,19 @@ fn with_session<T>(at: &At<'_>, work: impl FnOnce(&mut Session) -> Result<T>) ->
     work(session)
 }
 
-/// What cuDNN gave, or `None` if it refuses, which is logged once.
+/// What cuDNN gave, or `None` if it refuses, which is logged once for each of the first reasons.
 fn accepted<T>(direction: &str, result: Result<T>) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(error) if is_refusal(&error) => {
             let mut guard = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-            let line = format!("attention {direction} by our own kernels: {error}");
             let told = &mut guard.get_or_insert_default().told;
-            if !told.contains(&line) {
-                tracing::info!("{line}");
-                told.insert(line);
+            if told.len() < MOST_TOLD {
+                let line = format!("attention {direction} by our own kernels: {error}");
+                if !told.contains(&line) {
+                    tracing::info!("{line}");
+                    told.insert(line);
+                }
             }
             Ok(None)
         }
@@ -144,8 +150,8 @@ fn may_ask() -> bool {
     *MAY.get_or_init(|| std::env::var_os(CHOICE).is_none_or(|choice| choice != "own"))
 }
 
-/// What cuDNN computes, as far as it does not depend on its version; `None` for what it is not asked: other types, queries that do not see keys of their own number, a
-/// scale that is not positive, elements at the same address.
+/// What cuDNN computes, as far as it does not depend on its version. `None` for what it is not asked: other types, few
+/// queries or keys, queries that do not see keys of their own number, a scale that is not positive, elements at one address.
 fn shape_of(shape: &AttentionShape, float: Float) -> Option<Shape> {
     let AttentionShape { batch, heads, kv_heads, q_len, kv_len, head_dim, scale, causal, q, k, v, out } =
         *shape;
@@ -156,16 +162,19 @@ fn shape_of(shape: &AttentionShape, float: Float) -> Option<Shape> {
     };
     let counts = [batch, heads, kv_heads, q_len, kv_len, head_dim];
     let scale = scale as f32;
-    if counts.contains(&0) || (causal && q_len != kv_len) || !(scale.is_normal() && scale > 0.0) {
+    if counts.contains(&0)
+        || q_len.min(kv_len) < LEAST_LEN
+        || (causal && q_len != kv_len)
+        || !(scale.is_normal() && scale > 0.0)
+    {
         return None;
     }
     // The step of what there is one of does not matter to us; cuDNN wants one that it could have.
     let steps = |strides: Strides, heads: usize, len: usize| -> Option<Steps> {
         let Strides { batch: b, head: h, position: p } = strides;
-        let position = if len == 1 { head_dim } else { p };
-        let head = if heads == 1 { position.max(head_dim) } else { h };
-        let sequence = if batch == 1 { (head * heads).max(position * len) } else { b };
-        let steps = [sequence, head, position];
+        let head = if heads == 1 { p.max(head_dim) } else { h };
+        let sequence = if batch == 1 { (head * heads).max(p * len) } else { b };
+        let steps = [sequence, head, p];
         steps.iter().all(|&step| step > 0).then(|| steps.map(|step| step as i64))
     };
     Some(Shape {
@@ -228,17 +237,9 @@ mod tests {
         assert_eq!((asked.k, asked.v), ([256 * 128, 64, 128], asked.k));
         assert_eq!(asked.q_view().strides, [256 * 512, 64, 512, 1]);
         assert_eq!(shape_of(&shape(), Float::F16).unwrap().data, F16);
-        // One of everything: strides that are never used may be anything.
-        let none = Strides { batch: 0, head: 0, position: 0 };
-        let one = AttentionShape { batch: 1, heads: 1, kv_heads: 1, q_len: 1, kv_len: 1, q: none, ..shape() };
-        assert_eq!(shape_of(&one, Float::F16).unwrap().q, [64, 64, 64]);
-        let one = AttentionShape {
-            batch: 1,
-            heads: 1,
-            kv_heads: 1,
-            q: Strides { position: 96, ..none },
-            ..shape()
-        };
+        // One sequence and one head: strides that are never used may be anything.
+        let q = Strides { batch: 0, head: 0, position: 96 };
+        let one = AttentionShape { batch: 1, heads: 1, kv_heads: 1, q, ..shape() };
         assert_eq!(shape_of(&one, Float::F16).unwrap().q, [256 * 96, 96, 96]);
     }
 
@@ -254,6 +255,7 @@ mod tests {
         }
         assert!(refused(AttentionShape { batch: 0, ..shape() }));
         assert!(refused(AttentionShape { q_len: 0, kv_len: 0, ..shape() }));
+        assert!(refused(AttentionShape { q_len: 127, causal: false, ..shape() }), "few queries");
         let shared = Strides { head: 0, ..shape().k };
         assert!(refused(AttentionShape { k: shared, ..shape() }), "heads at one address");
     }
