@@ -17,7 +17,7 @@ pub(crate) type Steps = [i64; 3];
 /// Sizes and places of an attention. Gradients have the steps of what they are of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
-    /// The type of all tensors but the statistics: [`BF16`](super::graph::BF16) or [`F16`](super::graph::F16).
+    /// The type of all tensors but the statistics: bf16 or f16.
     pub data: Data,
     pub batch: i64,
     /// Heads of the queries and the output.
