@@ -180,8 +180,28 @@ def large(options: argparse.Namespace) -> dict[str, Any]:
     return {"device": torch.cuda.get_device_name(), "copy_gb_per_s": round(bandwidth / 1e9, 1), "ops": rows}
 
 
+def attention_calls(device: str) -> dict[str, Callable[[], object]]:
+    """Attention of two sizes: one for our own kernels, and the smallest one that cuDNN is asked for."""
+    calls: dict[str, Callable[[], object]] = {}
+    ways: dict[str, Callable[..., Tensor]] = {
+        "F.scaled_dot_product_attention": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        "attention": ops.attention,
+    }
+    for shape in ((1, 8, 64, 64), (2, 8, 256, 64)):
+        inputs = [torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+        plain, d_out = [t.detach() for t in inputs], torch.ones(shape, device=device, dtype=torch.bfloat16)
+        for name, way in ways.items():
+            label = f"{name} {'x'.join(map(str, shape))}"
+            calls[label] = lambda way=way, plain=plain: way(*plain)
+            calls[f"{label}, fwd+bwd"] = lambda way=way, inputs=inputs, d_out=d_out: torch.autograd.grad(
+                way(*inputs), inputs, d_out
+            )
+    return calls
+
+
 def call_cost(device: str, repeat: int) -> Times:
-    """Microseconds per call on 16 elements, best of several batches; on CUDA the time to enqueue the work."""
+    """Microseconds per call on 16 elements, best of several batches; on CUDA the time to enqueue, also of small
+    attentions."""
     x = torch.randn(16, device=device)
     leaf, w = x.clone().requires_grad_(), torch.ones(16, device=device)
     seed = torch.ones(16, device=device)
@@ -196,6 +216,8 @@ def call_cost(device: str, repeat: int) -> Times:
         "ironhorse.torch.square, fwd+bwd": lambda: torch.autograd.grad(ops.square(leaf), leaf, seed),
         "torch.ops.ironhorse.square": lambda: torch.ops.ironhorse.square(x),
     }
+    if device == "cuda":
+        calls.update(attention_calls(device))
     best = dict.fromkeys(calls, float("inf"))
     # Many short batches: the best are those that no other load on the machine disturbed.
     loops = 100
@@ -221,7 +243,7 @@ def main() -> int:
         report["calls_us"][device] = costs
         print(f"microseconds per call on 16 elements, {device}")
         for name, time in costs.items():
-            print(f"  {name:<34}{time:>8.3f}")
+            print(f"  {name:<52}{time:>8.3f}")
         ratio = costs["ironhorse.torch.square"] / costs["torch.square"]
         report["calls_us"][f"{device} ratio"] = round(ratio, 3)
         print(f"  square, ours over torch's: {ratio:.2f}\n")

@@ -150,7 +150,8 @@ fn every_type(bench: &Bench, float: Float, name: &str) {
         let [_, _, _, _, d_v] = sums.get();
         let d_v = if float == Float::F32 { d_v } else { none };
         let (d_q, d_k) = (z, none);
-        let bwd = AttentionBwd { d_out: d, q: x, k: w, v: d, out: y, lse, d_q, d_k, d_v, shape };
+        let bwd =
+            AttentionBwd { d_out: d, q: x, k: w, v: d, out: y, lse, d_q, d_k, d_v, shape, any_order: false };
         bench.time(&format!("attention_bwd {name}"), &bwd);
     }
 }

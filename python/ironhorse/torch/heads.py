@@ -147,6 +147,11 @@ def _attention_graph(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return d_q, d_k, d_v
 
 
+def _any_order() -> bool:
+    """Whether the order of sums, and with it their last bits, may differ from call to call where that is faster."""
+    return not torch.are_deterministic_algorithms_enabled()
+
+
 def _fake_attention_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return tuple(_layout(x) if need else x.new_empty(0) for x, need in zip((q, k, v), rest[-3:], strict=True))
 
@@ -158,6 +163,8 @@ _attention = differentiable(
     "attention",
     3,
     save=lambda args, outputs: (*args[:3], *outputs),
-    kernel=lambda ctx, d_out: _attention_bwd(d_out, *ctx.saved_tensors, *ctx.numbers, *ctx.needs_input_grad[:3]),
+    kernel=lambda ctx, d_out: _attention_bwd(
+        d_out, *ctx.saved_tensors, *ctx.numbers, _any_order(), *ctx.needs_input_grad[:3]
+    ),
     graph=_attention_graph,
 )

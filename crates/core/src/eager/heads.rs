@@ -176,4 +176,6 @@ pub struct AttentionBwd {
     pub d_v: Array,
     /// The sizes.
     pub shape: AttentionShape,
+    /// Allows sums of `d_q` in an order that differs from call to call, and with it their last bits, where that is faster.
+    pub any_order: bool,
 }

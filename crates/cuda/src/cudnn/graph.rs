@@ -11,6 +11,7 @@ pub(crate) use cudarc::cudnn::sys::cudnnReduceTensorOp_t as Reduce;
 
 pub(crate) const F32: Data = Data::CUDNN_DATA_FLOAT;
 pub(crate) const BF16: Data = Data::CUDNN_DATA_BFLOAT16;
+pub(crate) const F16: Data = Data::CUDNN_DATA_HALF;
 pub(crate) const I32: Data = Data::CUDNN_DATA_INT32;
 pub(crate) const BOOL: Data = Data::CUDNN_DATA_BOOLEAN;
 
@@ -51,6 +52,12 @@ impl View {
     pub fn packed(dims: [i64; 4]) -> Self {
         let [_, heads, rows, columns] = dims;
         Self { dims, strides: [heads * rows * columns, rows * columns, columns, 1] }
+    }
+
+    /// Elements from the first to the last one.
+    pub fn extent(self) -> usize {
+        let last = self.dims.iter().zip(&self.strides).map(|(dim, stride)| (dim - 1) * stride).sum::<i64>();
+        usize::try_from(last + 1).unwrap_or(0)
     }
 
     /// Rows and columns exchanged, over the same memory.

@@ -9,6 +9,7 @@ use crate::{Error, Result};
 use cudarc::cudnn::sys::cudnnBackendAttributeType_t as Type;
 use cudarc::cudnn::sys::cudnnBackendHeurMode_t as Heuristic;
 use cudarc::cudnn::sys::cudnnBackendNumericalNote_t as Note;
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::rc::Rc;
 
@@ -18,11 +19,11 @@ const HEURISTICS: [Heuristic; 3] =
 /// Room for an engine's notes; version 9 has ten kinds.
 const MOST_NOTES: usize = 64;
 
-/// cuDNN on one stream.
+/// cuDNN on one stream at a time.
 pub(crate) struct Handle {
     cudnn: Rc<Cudnn>,
     raw: *mut c_void,
-    stream: *mut c_void,
+    stream: Cell<*mut c_void>,
 }
 
 impl Handle {
@@ -31,11 +32,21 @@ impl Handle {
         // SAFETY: cuDNN writes the handle; the device's context is current while programs are lowered.
         let status = unsafe { (cudnn.cudnnCreate)(&mut raw) };
         cudnn.check("cudnnCreate", || "a handle".into(), status)?;
-        let handle = Self { cudnn: cudnn.clone(), raw, stream: stream.raw.cast() };
-        // SAFETY: both are alive.
-        let status = unsafe { (cudnn.cudnnSetStream)(handle.raw, stream.raw) };
-        cudnn.check("cudnnSetStream", || "the engine's stream".into(), status)?;
+        let handle = Self { cudnn: cudnn.clone(), raw, stream: Cell::new(std::ptr::null_mut()) };
+        handle.work_on(stream)?;
         Ok(handle)
+    }
+
+    /// Puts what is executed from now on on this stream.
+    pub fn work_on(&self, stream: &Stream) -> Result<()> {
+        if self.stream.get() == stream.raw() {
+            return Ok(());
+        }
+        // SAFETY: both are alive.
+        let status = unsafe { (self.cudnn.cudnnSetStream)(self.raw, stream.raw) };
+        self.cudnn.check("cudnnSetStream", || "the caller's stream".into(), status)?;
+        self.stream.set(stream.raw());
+        Ok(())
     }
 }
 
@@ -236,13 +247,13 @@ impl Execution {
 
 impl LibraryCall for Execution {
     fn enqueue(&self, stream: &Stream) -> Result<()> {
-        if self.handle.stream != stream.raw.cast() {
+        if self.handle.stream.get() != stream.raw() {
             return Err(Error::Unsupported("cuDNN was opened for another stream".into()));
         }
         let cudnn = &self.handle.cudnn;
         let plan = &self.plan.plan;
         // SAFETY: the plan is finalised, the pack has an address for each of its tensors and a workspace large enough;
-        // the engine keeps that memory as long as its launches.
+        // whoever made the execution keeps that memory until the stream has done it.
         let status = unsafe { (cudnn.cudnnBackendExecute)(self.handle.raw, plan.raw(), self.pack.raw()) };
         cudnn.check(
             "cudnnBackendExecute",

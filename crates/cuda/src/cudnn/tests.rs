@@ -4,7 +4,7 @@
 use super::attention_bwd::DqSum;
 use super::descriptor::{Attribute, Descriptor, Kind};
 use super::plan::Target;
-use super::{Direction, Plan, Shape, accepts, make_plan};
+use super::{Direction, F16, Lengths, MOST_PLANS, Plan, Shape, accepts, is_refusal, make_plan, room};
 use crate::Result;
 use crate::ffi::cudnn::Cudnn;
 use crate::ffi::library::{DRIVER, NVRTC, Open};
@@ -30,9 +30,7 @@ fn described() -> Result<(Rc<Cudnn>, Target)> {
 }
 
 fn gpt2(batch: i64, kv_heads: i64) -> Shape {
-    let (heads, head_dim) = (12, 64);
-    let qkv_row = (heads + 2 * kv_heads) * head_dim;
-    Shape { batch, heads, kv_heads, seq: 1024, head_dim, qkv_row, out_row: heads * head_dim }
+    Shape::packed(batch, [12, kv_heads], 1024, 64)
 }
 
 fn check(direction: Direction, shape: &Shape, look: impl Fn(&Plan)) {
@@ -65,6 +63,15 @@ fn fast_backward_has_an_engine() {
 
 #[test]
 #[ignore = "needs a driver and cuDNN"]
+fn f16_and_all_keys_have_engines() {
+    for shape in [Shape { data: F16, ..gpt2(4, 12) }, Shape { causal: false, kv_len: 512, ..gpt2(4, 12) }] {
+        check(Direction::Forward, &shape, |_| {});
+        check(Direction::Backward(DqSum::Fixed), &shape, |_| {});
+    }
+}
+
+#[test]
+#[ignore = "needs a driver and cuDNN"]
 fn grouped_heads_have_engines() {
     let shape = gpt2(4, 4);
     for direction in
@@ -75,14 +82,24 @@ fn grouped_heads_have_engines() {
 }
 
 #[test]
+fn the_number_of_shapes_is_limited() {
+    assert_eq!(room(MOST_PLANS - 1), Ok(()));
+    assert!(is_refusal(&room(MOST_PLANS).unwrap_err()), "our own kernels run the next one");
+}
+
+#[test]
 fn shapes_it_would_get_wrong_are_refused() {
     let good = gpt2(2, 12);
-    assert_eq!(accepts((9, 0), &good), Ok(()));
-    let text = |compute, shape: Shape| accepts(compute, &shape).unwrap_err().to_string();
+    assert_eq!(accepts((9, 0), Lengths::Whole, &good), Ok(()));
+    assert_eq!(accepts((9, 0), Lengths::Any, &Shape { q_len: 1000, kv_len: 77, ..good }), Ok(()));
+    let text = |compute, shape: Shape| accepts(compute, Lengths::Whole, &shape).unwrap_err().to_string();
     assert!(text((7, 5), good).contains("below 8.0"));
-    assert!(text((9, 0), Shape { seq: 1000, ..good }).contains("a sequence of 1000"));
+    assert!(text((9, 0), Shape { q_len: 1000, ..good }).contains("a sequence of 1000"));
+    assert!(text((9, 0), Shape { kv_len: 77, ..good }).contains("a sequence of 77"));
     assert!(text((9, 0), Shape { head_dim: 60, ..good }).contains("a head of 60"));
     assert!(text((8, 0), Shape { head_dim: 256, ..good }).contains("a head of 256"));
-    assert!(text((9, 0), Shape { out_row: 770, ..good }).contains("rows of"));
+    assert!(
+        text((9, 0), Shape { out: [1024 * 770, 64, 770], ..good }).contains("steps of [788480, 64, 770]")
+    );
     assert!(text((9, 0), Shape { kv_heads: 5, ..good }).contains("5 heads of keys"));
 }

@@ -24,7 +24,7 @@ pub(crate) use tensor_map::Matrix;
 use crate::ffi::driver::{Driver, call};
 use crate::ffi::library::{DRIVER, is_loaded};
 use crate::{Error, Result};
-use cudarc::driver::sys::CUcontext;
+use cudarc::driver::sys::{CUcontext, CUstreamCaptureMode_enum};
 use modules::Modules;
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -99,11 +99,21 @@ impl Device {
     pub(crate) fn enter(&'static self) -> Result<Current> {
         let mut now = std::ptr::null_mut();
         call!(self, cuCtxGetCurrent(&mut now))?;
-        let before = (now != self.context).then_some(now);
-        if before.is_some() {
-            self.make_current()?;
+        if now == self.context {
+            return Ok(Current { device: self, before: None });
         }
-        Ok(Current { device: self, before })
+        self.make_current()?;
+        // Without a context, the CUDA runtime works on the first GPU: its context may stay, and libraries that use the runtime find
+        // it at the next call. Autograd calls the backward on such threads.
+        let stays = now.is_null() && self.info.index == 0;
+        Ok(Current { device: self, before: (!stays).then_some(now) })
+    }
+
+    /// Until the guard is dropped, this thread may allocate and load code although work of some stream is being recorded.
+    pub(crate) fn while_recording(&self) -> Result<Relaxed<'_>> {
+        let mut mode = CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED as u32;
+        call!(self, cuThreadExchangeStreamCaptureMode(&mut mode))?;
+        Ok(Relaxed { device: self, before: mode })
     }
 
     /// Bytes that are free, and bytes in total.
@@ -154,7 +164,8 @@ impl Device {
     }
 }
 
-/// A context that is current on this thread; the one before becomes current again when this is dropped.
+/// A context that is current on this thread; the one before, if there was one or it is not the first GPU's, becomes current
+/// again when this is dropped.
 pub(crate) struct Current {
     device: &'static Device,
     before: Option<CUcontext>,
@@ -165,6 +176,18 @@ impl Drop for Current {
         if let Some(before) = self.before {
             let _ = call!(self.device, cuCtxSetCurrent(before)); // null: no context was current
         }
+    }
+}
+
+/// What this thread may do while work is being recorded; as before when this is dropped.
+pub(crate) struct Relaxed<'a> {
+    device: &'a Device,
+    before: u32,
+}
+
+impl Drop for Relaxed<'_> {
+    fn drop(&mut self) {
+        let _ = call!(self.device, cuThreadExchangeStreamCaptureMode(&mut self.before));
     }
 }
 

@@ -1,5 +1,7 @@
-//! Attention with any strides and lengths, by the kernels that [`crate::flash`] chooses.
+//! Attention with any strides and lengths: by cuDNN where it is present and takes the shape, else by the kernels that
+//! [`crate::flash`] chooses.
 
+use super::attention_cudnn;
 use super::layout::{aligned, lane_width, pointers};
 use super::{At, Launch};
 use crate::args::{Args, Grid};
@@ -19,6 +21,9 @@ impl Launch for Attention {
             return Ok(());
         }
         let aligned = rows_are_aligned(shape, &[*q, *k, *v, *out]);
+        if attention_cudnn::forward(at, self, aligned)? {
+            return Ok(());
+        }
         let call = Flash { shape, float: q.float, aligned, l2: at.info().l2 };
         call.launch(at, Step::Fwd, pointers([*out, *lse, *q, *k, *v]))
     }
@@ -26,7 +31,7 @@ impl Launch for Attention {
 
 impl Launch for AttentionBwd {
     unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
-        let Self { d_out, q, k, v, out, lse, d_q, d_k, d_v, ref shape } = *self;
+        let Self { d_out, q, k, v, out, lse, d_q, d_k, d_v, ref shape, any_order: _ } = *self;
         check(shape)?;
         let queries = shape.batch * shape.heads * shape.q_len;
         let keys = shape.batch * shape.kv_heads * shape.kv_len;
@@ -37,6 +42,10 @@ impl Launch for AttentionBwd {
             ));
         }
         let aligned = rows_are_aligned(shape, &[d_out, q, k, v, out, d_q, d_k, d_v]);
+        let wanted = d_q.is_some() || d_k.is_some() || d_v.is_some();
+        if wanted && attention_cudnn::backward(at, self, aligned)? {
+            return Ok(());
+        }
         let call = Flash { shape, float: q.float, aligned, l2: at.info().l2 };
         let delta = at.scratch(queries * q.float.acc().size())?;
         if queries > 0 {

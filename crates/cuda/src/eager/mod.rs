@@ -7,6 +7,7 @@
 
 mod at;
 mod attention;
+mod attention_cudnn;
 mod cublas;
 mod elementwise;
 mod gemm;

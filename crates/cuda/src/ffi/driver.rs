@@ -42,6 +42,7 @@ functions! {
     fn cuStreamWaitEvent(CUstream, CUevent, c_uint) -> u32;
     fn cuStreamDestroy_v2(CUstream) -> u32;
     fn cuStreamSynchronize(CUstream) -> u32;
+    fn cuThreadExchangeStreamCaptureMode(*mut u32) -> u32;
     fn cuStreamBeginCapture_v2(CUstream, u32) -> u32;
     fn cuStreamEndCapture(CUstream, *mut CUgraph) -> u32;
     fn cuGraphInstantiateWithFlags(*mut CUgraphExec, CUgraph, u64) -> u32;

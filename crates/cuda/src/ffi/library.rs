@@ -137,8 +137,14 @@ pub struct Open {
 }
 
 impl Open {
-    /// Looks everywhere and opens the first that loads.
+    /// Looks everywhere and opens the first that loads. A cuDNN that the process has already, such as PyTorch's, is used
+    /// whatever else there is: its parts find each other by name, so that those of two copies would be mixed.
     pub fn find(kind: Kind) -> Result<Self> {
+        if kind == CUDNN
+            && let Some((library, file)) = loaded(kind)
+        {
+            return Ok(Self { kind, library, path: real_path(Path::new(file)) });
+        }
         let variable: Variable<'_> = &|name| std::env::var_os(name);
         let (named, others) =
             (absolute_folders(variable, PATH_VARIABLE), folders(variable, kind.pip_folders));
@@ -193,20 +199,28 @@ impl Open {
     }
 }
 
-/// Whether this process has the library already, whoever loaded it.
-#[cfg(unix)]
+/// Whether this process has the library already, whoever loaded it. Not asked on Windows: loading a driver that is there costs
+/// little.
 pub(crate) fn is_loaded(kind: Kind) -> bool {
+    cfg!(not(unix)) || loaded(kind).is_some()
+}
+
+/// The library and its file's name, if this process has it already.
+#[cfg(unix)]
+fn loaded(kind: Kind) -> Option<(libloading::Library, &'static str)> {
     /// `RTLD_NOLOAD`: says whether it is there, and loads nothing.
     const NO_LOAD: c_int = if cfg!(target_os = "macos") { 0x10 } else { 0x4 };
     use libloading::os::unix::{Library, RTLD_LAZY};
-    // SAFETY: nothing is loaded, so no initialiser runs.
-    kind.files.iter().any(|&file| unsafe { Library::open(Some(file), RTLD_LAZY | NO_LOAD) }.is_ok())
+    kind.files.iter().find_map(|&file| {
+        // SAFETY: nothing is loaded, so no initialiser runs.
+        let library = unsafe { Library::open(Some(file), RTLD_LAZY | NO_LOAD) }.ok()?;
+        Some((library.into(), file))
+    })
 }
 
-/// Whether this process has the library already. Not asked here: loading a driver that is there costs little.
 #[cfg(not(unix))]
-pub(crate) fn is_loaded(_kind: Kind) -> bool {
-    true
+fn loaded(_kind: Kind) -> Option<(libloading::Library, &'static str)> {
+    None
 }
 
 #[cfg(unix)]
@@ -302,6 +316,17 @@ mod tests {
             assert_eq!(new[7..], ["-/libnvrtc.so.12", "pip/libnvrtc.so.12"]);
         }
         assert_eq!(places(None)[3..6], ["-/libnvrtc.so.13", "-/libnvrtc.so.12", "-/libnvrtc.so"]);
+    }
+
+    /// The C library stands for one that somebody else has loaded.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_library_of_the_process_is_found_and_no_other_is_loaded() {
+        let kind = |files| Kind { files, ..CUDNN };
+        let (_, file) = loaded(kind(&["libironhorse-has-no-such-file.so.9", "libc.so.6"])).unwrap();
+        assert_eq!(file, "libc.so.6");
+        assert!(real_path(Path::new(file)).is_absolute(), "the file behind the name");
+        assert!(loaded(kind(&["libironhorse-has-no-such-file.so.9"])).is_none());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::flash;
 use super::lower::Lower;
-use crate::cudnn::{Direction, DqSum, Execution, Handle, Plan, Role, Session, Shape};
+use crate::cudnn::{Backward, Direction, DqSum, Execution, Lengths, Role, Session, Shape, is_refusal};
 use crate::launch::LibraryCall;
 use crate::{Attention, Error, Result};
 use ironhorse_core::op::{AttentionBwd, AttentionDropoutBwd, AttentionDropoutFwd, AttentionFwd};
@@ -10,8 +10,6 @@ use ironhorse_core::{DType, Slot};
 use std::collections::HashSet;
 use std::rc::Rc;
 
-/// Scratch memory the backward may use; larger batches are computed in parts.
-const MOST_SCRATCH: usize = 512 << 20;
 /// Bytes of a bf16 element.
 const BF16_BYTES: u64 = 2;
 
@@ -101,12 +99,6 @@ fn by_cudnn(
     }
 }
 
-/// Whether an error means that cuDNN cannot do it. Too little memory or a lost device would stop our kernels too.
-fn is_refusal(error: &Error) -> bool {
-    use Error::{Library, LibraryMissing, SymbolMissing, Unsupported};
-    matches!(error, Unsupported(_) | LibraryMissing { .. } | SymbolMissing { .. } | Library { .. })
-}
-
 fn cudnn_fwd(cx: &mut Lower<'_>, op: &AttentionFwd) -> Result<Calls> {
     let shape = shape_of(&op.out, op.heads, op.kv_heads)?;
     let session = session(cx)?;
@@ -127,99 +119,29 @@ fn cudnn_fwd(cx: &mut Lower<'_>, op: &AttentionFwd) -> Result<Calls> {
 fn cudnn_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<Calls> {
     let shape = shape_of(&op.out, op.heads, op.kv_heads)?;
     let dq_sum = if cx.settings.fast { DqSum::AnyOrder } else { DqSum::Fixed };
-    let (parts, handle) = plans(session(cx)?, &shape, dq_sum)?;
-    let needs = |part: &Part| Scratch::new(&part.shape, dq_sum, part.plan.workspace).total;
-    let scratch = cx.scratch(parts.iter().map(needs).max().unwrap_or(0))?;
-    let [qkv, d_qkv] = [cx.ptr(op.qkv)?, cx.ptr(op.d_qkv)?];
+    let session = session(cx)?;
+    let (parts, handle) = (session.parts(dq_sum, &shape)?, session.handle.clone());
+    let scratch = cx.scratch(parts.scratch)?;
+    let [q, k, v] = packed(&shape, cx.ptr(op.qkv)?);
+    let [d_q, d_k, d_v] = packed(&shape, cx.ptr(op.d_qkv)?);
     let [out, d_out, lse] = [cx.ptr(op.out)?, cx.ptr(op.d_out)?, cx.ptr(op.lse)?];
+    let whole = Backward { q, k, v, out, lse, d_out, d_q, d_k, d_v };
     let mut calls: Calls = Vec::new();
-    for part in &parts {
-        let tokens = part.start * shape.seq as u64;
-        let (qkv_skip, out_skip) = (tokens * shape.qkv_row as u64, tokens * shape.out_row as u64);
-        let [q, k, v] = packed(&shape, qkv + qkv_skip * BF16_BYTES);
-        let [d_q, d_k, d_v] = packed(&shape, d_qkv + qkv_skip * BF16_BYTES);
-        let room = Scratch::new(&part.shape, dq_sum, part.plan.workspace);
-        let at = [
-            (Role::Q, q),
-            (Role::K, k),
-            (Role::V, v),
-            (Role::DQ, d_q),
-            (Role::DK, d_k),
-            (Role::DV, d_v),
-            (Role::Out, out + out_skip * BF16_BYTES),
-            (Role::DOut, d_out + out_skip * BF16_BYTES),
-            (Role::Stats, lse + tokens * shape.heads as u64 * 4),
-            (Role::RowSum, scratch),
-            (Role::DqSums, scratch + room.dq_sums as u64),
-        ];
-        let workspace = scratch + room.workspace as u64;
+    for part in &parts.all {
+        let (at, workspace) = parts.addresses(part, &whole, scratch);
         calls.push(Rc::new(Execution::new(&part.plan, &handle, &at, workspace)?));
     }
     Ok(calls)
-}
-
-/// Some sequences of the batch.
-struct Part {
-    /// The first of them.
-    start: u64,
-    shape: Shape,
-    plan: Rc<Plan>,
-}
-
-/// Splits the batch so that no part needs more scratch memory than allowed.
-fn plans(session: &mut Session, shape: &Shape, dq_sum: DqSum) -> Result<(Vec<Part>, Rc<Handle>)> {
-    // What is known before the first plan: the fixed order keeps dS of all heads.
-    let one = Shape { batch: 1, ..*shape };
-    let d_s = if dq_sum == DqSum::Fixed { one.heads * one.seq * one.seq * 2 } else { 0 };
-    let least = Scratch::new(&one, dq_sum, d_s as usize).total;
-    let mut most = (MOST_SCRATCH / least).clamp(1, shape.batch as usize);
-    loop {
-        let mut parts = Vec::new();
-        let mut largest = 0;
-        for (start, batch) in split(shape.batch as usize, most) {
-            let shape = Shape { batch: batch as i64, ..*shape };
-            let plan = session.plan(Direction::Backward(dq_sum), &shape)?;
-            largest = largest.max(Scratch::new(&shape, dq_sum, plan.workspace).total);
-            parts.push(Part { start: start as u64, shape, plan });
-        }
-        if largest <= MOST_SCRATCH || most == 1 {
-            return Ok((parts, session.handle.clone()));
-        }
-        most = (most * MOST_SCRATCH / largest).clamp(1, most - 1);
-    }
-}
-
-/// `count` things in parts of at most `most`, as equal as can be: (start, length) of each.
-fn split(count: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
-    let parts = count.div_ceil(most);
-    (0..parts).map(move |i| {
-        let start = i * count / parts;
-        (start, (i + 1) * count / parts - start)
-    })
-}
-
-/// Where the backward's scratch tensors begin.
-struct Scratch {
-    dq_sums: usize,
-    workspace: usize,
-    total: usize,
-}
-
-impl Scratch {
-    fn new(shape: &Shape, dq_sum: DqSum, workspace: usize) -> Self {
-        let rows = (shape.batch * shape.heads * shape.seq) as usize;
-        let sums = if dq_sum == DqSum::AnyOrder { rows * shape.head_dim as usize * 4 } else { 0 };
-        let dq_sums = (rows * 4).next_multiple_of(256);
-        let at = dq_sums + sums.next_multiple_of(256);
-        Self { dq_sums, workspace: at, total: at + workspace }
-    }
 }
 
 /// cuDNN, opened now if this is its first use.
 fn session<'a>(cx: &'a mut Lower<'_>) -> Result<&'a mut Session> {
     let stream = cx.stream;
     let session = &mut cx.libraries.attention.session;
-    session.get_or_insert_with(|| Session::open(stream)).as_mut().map_err(|error| error.clone())
+    session
+        .get_or_insert_with(|| Session::open(stream, Lengths::Whole))
+        .as_mut()
+        .map_err(|error| error.clone())
 }
 
 /// The shape of an op whose `out` is (B,T,C) and whose queries, keys and values are packed.
@@ -230,16 +152,8 @@ fn shape_of(out: &Slot, heads: usize, kv_heads: usize) -> Result<Shape> {
     if out.dtype != DType::BF16 {
         return Err(Error::Unsupported(format!("cuDNN attention takes bf16, this is {}", out.dtype)));
     }
-    let head_dim = width / heads;
-    Ok(Shape {
-        batch: batch as i64,
-        heads: heads as i64,
-        kv_heads: kv_heads as i64,
-        seq: seq as i64,
-        head_dim: head_dim as i64,
-        qkv_row: ((heads + 2 * kv_heads) * head_dim) as i64,
-        out_row: width as i64,
-    })
+    let heads_of = [heads as i64, kv_heads as i64];
+    Ok(Shape::packed(batch as i64, heads_of, seq as i64, (width / heads) as i64))
 }
 
 /// Addresses of the first queries, keys and values in packed rows.
@@ -263,26 +177,9 @@ mod tests {
         for (kv_heads, row, at) in [(12, 2304, [0, 768, 1536]), (4, 1280, [0, 768, 1024])] {
             let shape = shape_of(&out, 12, kv_heads).unwrap();
             assert_eq!((shape.kv_heads, shape.head_dim), (kv_heads as i64, 64));
-            assert_eq!((shape.qkv_row, shape.out_row), (row, 768));
+            assert_eq!((shape.q, shape.k, shape.v), ([128 * row, 64, row], shape.q, shape.q));
+            assert_eq!(shape.out, [128 * 768, 64, 768]);
             assert_eq!(packed(&shape, 4096), at.map(|element| 4096 + element * BF16_BYTES));
-        }
-    }
-
-    #[test]
-    fn parts_cover_the_batch_once() {
-        for count in [1, 2, 7, 64, 65] {
-            for most in [1, 2, 21, 64, 100] {
-                let parts: Vec<_> = split(count, most).collect();
-                let mut next = 0;
-                for &(start, len) in &parts {
-                    assert_eq!(start, next);
-                    assert!(len >= 1 && len <= most);
-                    next += len;
-                }
-                assert_eq!(next, count);
-                let lens: HashSet<_> = parts.iter().map(|part| part.1).collect();
-                assert!(lens.len() <= 2, "at most two plans");
-            }
         }
     }
 }

@@ -106,6 +106,7 @@ define! {
         shape: AttentionShape::position_major(
             [batch, seq, kv_len], [heads, kv_heads], head_dim, (1.0 / (head_dim.max(1) as f64).sqrt(), true),
         ),
+        any_order: false,
     };
 
     /// c = alpha a b + beta c, where a is stored as (k, m) if transpose_a, and b as (n, k) if transpose_b.

@@ -17,10 +17,10 @@ ops! {
         (q: tensor, k: tensor, v: tensor, causal: boolean, scale: float) => attention([q, k, v], causal, scale);
     "attention_bwd",
         "(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool causal, float scale, \
-         bool need_q, bool need_k, bool need_v) -> (Tensor, Tensor, Tensor)",
+         bool any_order, bool need_q, bool need_k, bool need_v) -> (Tensor, Tensor, Tensor)",
         (d_out: tensor, q: tensor, k: tensor, v: tensor, out: tensor, lse: tensor, causal: boolean, scale: float,
-         need_q: boolean, need_k: boolean, need_v: boolean)
-        => attention_bwd(Kept { d_out, q, k, v, out, lse }, (causal, scale), [need_q, need_k, need_v]);
+         any_order: boolean, need_q: boolean, need_k: boolean, need_v: boolean)
+        => attention_bwd(Kept { d_out, q, k, v, out, lse }, (causal, scale), any_order, [need_q, need_k, need_v]);
 }
 
 /// The strides of results in the layout of x: positions before heads if the heads of x are closer together than its
@@ -171,6 +171,7 @@ struct Kept<T> {
 fn attention_bwd<T: Tensor>(
     kept: Kept<T>,
     (causal, scale): (bool, f64),
+    any_order: bool,
     need: [bool; 3],
 ) -> Result<Outputs<T>> {
     let Kept { d_out, q, k, v, out, lse } = kept;
@@ -205,6 +206,7 @@ fn attention_bwd<T: Tensor>(
         d_k: d_k.array,
         d_v: d_v.array,
         shape,
+        any_order,
     };
     // SAFETY: all have the layout of the shape; outputs are new, or null if they are not wanted.
     unsafe { call.eager::<T>(&op) }?;

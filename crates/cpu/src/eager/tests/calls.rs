@@ -47,5 +47,5 @@ calls! {
     attention([q, k, v], [out, lse], shape: [Array; 3], [Array; 2], &AttentionShape) =>
         Attention { q, k, v, out, lse, shape: *shape };
     attention_bwd([d_out, q, k, v, out, lse], [d_q, d_k, d_v], shape: [Array; 6], [Array; 3], &AttentionShape) =>
-        AttentionBwd { d_out, q, k, v, out, lse, d_q, d_k, d_v, shape: *shape };
+        AttentionBwd { d_out, q, k, v, out, lse, d_q, d_k, d_v, shape: *shape, any_order: false };
 }
