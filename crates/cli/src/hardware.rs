@@ -54,6 +54,7 @@ pub fn usable_of_gpu(free: u64) -> u64 {
 /// Refuses a run that does not fit into memory, and says what would fit. Otherwise the system would often grant the
 /// memory and kill the process later.
 pub fn check_memory(engine: &dyn Engine, config: &ModelConfig, spec: &SessionSpec) -> Result<()> {
+    let spec = &spec.on(engine.device());
     check_fits(engine, spec.layout(config)?.total() as u64, |has| match what_fits(config, spec, has) {
         Some(fits) => format!("{fits} would fit (ironhorse plan shows what takes it)"),
         None => "use a smaller batch, sequence or model (ironhorse plan shows what takes it)".into(),

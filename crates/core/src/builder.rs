@@ -217,7 +217,7 @@ impl Builder {
     /// Keeps the memory of an activation for this many ops after its last use, so that an engine can compute an op together
     /// with the ones after it without overwriting what it reads.
     pub fn keep_activations(&mut self, ops: usize) {
-        self.kept_ops = ops;
+        self.kept_ops = self.kept_ops.max(ops);
     }
 
     /// The pools of moments and master weights hold a part only, as the slots of the update say.

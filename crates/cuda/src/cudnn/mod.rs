@@ -136,7 +136,7 @@ fn room(kept: usize) -> Result<()> {
     Err(Error::Unsupported(format!("cuDNN attention: there are {MOST_PLANS} other shapes already")))
 }
 
-/// Whether an error means that cuDNN cannot do it. Too little memory or a lost device would stop our kernels too.
+/// Whether an error means that cuDNN cannot do it. A lost device would stop our kernels too.
 pub(crate) fn is_refusal(error: &Error) -> bool {
     use Error::{Library, LibraryMissing, SymbolMissing, Unsupported};
     matches!(error, Unsupported(_) | LibraryMissing { .. } | SymbolMissing { .. } | Library { .. })

@@ -5,7 +5,7 @@ use super::layout::address;
 use crate::cudnn::{ALIGNMENT, BF16, F16};
 use crate::cudnn::{Backward, Direction, DqSum, Execution, Lengths, Role, Session, Shape, Steps, is_refusal};
 use crate::launch::LibraryCall;
-use crate::{Error, Result};
+use crate::{Error, ErrorKind, Result};
 use ironhorse_core::eager::{Array, Attention, AttentionBwd, AttentionShape, Float, Strides};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -46,7 +46,7 @@ pub(super) fn forward(at: &At<'_>, op: &Attention, aligned: bool) -> Result<bool
     let mut room = Room::default();
     let (stats, workspace) =
         (room.unless(op.lse, shape.rows().dims.iter().product::<i64>() as usize * 4), room.of(workspace));
-    let start = room.take(at)?;
+    let Some(start) = room.take(at)? else { return Ok(false) };
     let at_roles = [
         (Role::Q, address(op.q)),
         (Role::K, address(op.k)),
@@ -78,7 +78,7 @@ pub(super) fn backward(at: &At<'_>, op: &AttentionBwd, aligned: bool) -> Result<
     let parts_at = room.of(scratch);
     let [d_q, d_k, d_v] = [(op.d_q, shape.q_view()), (op.d_k, shape.k_view()), (op.d_v, shape.v_view())]
         .map(|(array, view)| (array, room.unless(array, view.extent() * op.q.float.size())));
-    let start = room.take(at)?;
+    let Some(start) = room.take(at)? else { return Ok(false) };
     let place =
         |(array, offset): (Array, Option<u64>)| offset.map_or(address(array), |offset| start + offset);
     let whole = Backward {
@@ -213,9 +213,15 @@ impl Room {
         (!array.is_some()).then(|| self.of(bytes))
     }
 
-    /// Its address; 0 if there is none.
-    fn take(&self, at: &At<'_>) -> Result<u64> {
-        if self.bytes == 0 { Ok(0) } else { at.scratch(self.bytes) }
+    /// Its address, 0 if there are no bytes; `None` if there is no memory for it: our own kernels need next to none.
+    fn take(&self, at: &At<'_>) -> Result<Option<u64>> {
+        if self.bytes == 0 {
+            return Ok(Some(0));
+        }
+        match at.scratch(self.bytes) {
+            Err(error) if error.kind() == ErrorKind::OutOfMemory => Ok(None),
+            taken => taken.map(Some),
+        }
     }
 }
 

@@ -33,7 +33,7 @@ fn models() -> [ModelConfig; 4] {
         "kind=llama,hidden=48,layers=2,heads=4,kv_heads=2,head_dim=16,ffn=80,vocab={VOCAB},context=32"
     );
     let experts = format!(
-        "hidden=48,layers=1,heads=4,kv_heads=2,head_dim=16,ffn=32,vocab={VOCAB},context=32,experts=16,top_k=2,aux_alpha=0.1"
+        "hidden=128,layers=1,heads=4,kv_heads=2,head_dim=16,ffn=64,vocab={VOCAB},context=32,experts=16,top_k=2,aux_alpha=0.1"
     );
     [gpt2.clone(), format!("{gpt2},act=relu2"), llama, experts]
         .map(|sizes| ModelConfig::parse(&sizes).unwrap())
@@ -119,6 +119,16 @@ fn only_training_multiplies_in_8_bits_and_only_what_can() {
     let odd = ModelConfig::parse("n_layer=1,n_head=5,n_embd=40,vocab_size=203,max_seq_len=32").unwrap();
     let program = odd.training(BATCH, Recompute::None, Precision::BF16.with_fp8(HEAD)).unwrap();
     assert_eq!(count(&program, "matmul_fp8"), 0);
+    // sizes of experts that are slower in 8 bits: a width that is no multiple of 128, an inner one that is none of 64, too many
+    for (hidden, ffn, experts) in [(192, 64, 16), (128, 96, 16), (128, 64, 256)] {
+        let sizes = format!(
+            "hidden={hidden},layers=1,heads=4,kv_heads=2,head_dim=16,ffn={ffn},vocab=512,context=32,experts={experts},top_k=2"
+        );
+        let config = ModelConfig::parse(&sizes).unwrap();
+        let program = config.training(BATCH, Recompute::None, Precision::BF16.with_fp8(HEAD)).unwrap();
+        let counts = ["grouped_fp8", "grouped_linear_fwd"].map(|name| count(&program, name));
+        assert_eq!(counts, [0, 2], "{sizes}");
+    }
 }
 
 #[test]

@@ -223,7 +223,7 @@ impl Tuning {
                 if self.accumulate {
                     tried.accumulate = u32::try_from(wanted.rows.div_ceil(batch))?;
                 }
-                let needs = wanted.spec(&tried, config)?.layout(config)?.total() as u64;
+                let needs = wanted.spec(&tried, config)?.on(engine.device()).layout(config)?.total() as u64;
                 smallest = smallest.min(needs);
                 if has.is_none_or(|has| needs <= has) {
                     if best.as_ref().is_none_or(|best| best.batch < Some(batch)) {
@@ -325,8 +325,8 @@ pub fn line(args: &TrainArgs, stats: PackStats, prepared: &mut Prepared) -> Resu
         RecomputeArg::None => String::new(),
         level => format!(", recomputing {}", level.name()),
     };
-    let needs = prepared.spec.layout(&model.config)?.total() as u64;
     let engine = prepared.session.engine();
+    let needs = prepared.spec.on(engine.device()).layout(&model.config)?.total() as u64;
     let has = room(engine).map_or_else(String::new, |has| format!(" of {}", human_bytes(has)));
     Ok(format!(
         "tunes {trained}, {precision}{recompute}, at --lr {:e}; {:.0} tokens count in {epochs:.1} epochs of {} samples, {} x {} x {} a step; \

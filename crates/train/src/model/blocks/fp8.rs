@@ -17,6 +17,9 @@ use ironhorse_core::{DType, Error, Fp8, Fp8Scales, Slot};
 
 /// What products of 8-bit numbers need of every size.
 const MULTIPLE: usize = 16;
+/// The sizes of experts that Hopper's kernels for them have: lines and terms of a weight are multiples of these, and there are at most
+/// so many experts. In others 8 bits would be slower than bf16.
+const EXPERTS: (usize, usize, usize) = (128, 64, 240);
 /// The exponent of the scale of a tensor of zeros, which is 0 whatever its scale.
 const OF_ZEROS: i32 = 0;
 /// How many doublings of the largest element of earlier steps fit the format.
@@ -123,9 +126,15 @@ impl Blocks {
 
     /// Whether the products of these weights of experts, with so many rows, are of 8-bit numbers.
     pub fn are_experts_fp8(&self, rows: usize, weights: &[Slot]) -> bool {
-        let sizes = weights.iter().flat_map(|weight| [weight.shape.cols(), weight.shape.rows()]);
-        let fits = sizes.chain([rows]).all(|size| size.is_multiple_of(MULTIPLE));
-        fits && self.fp8.is_some_and(|products| products.experts)
+        let (lines_of, terms_of, most) = EXPERTS;
+        let fits = weights.iter().all(|weight| match *weight.shape.dims() {
+            [experts, lines, terms] => {
+                lines.is_multiple_of(lines_of) && terms.is_multiple_of(terms_of) && experts <= most
+            }
+            _ => false,
+        });
+        fits && rows.is_multiple_of(MULTIPLE)
+            && self.fp8.is_some_and(|products| products.experts)
             && !weights.iter().any(|weight| is_frozen(*weight))
     }
 
