@@ -3,9 +3,9 @@
 use crate::http::{BadBody, Limits};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
-use hyper::HeaderMap;
 use hyper::body::{Body, Incoming};
-use hyper::header::EXPECT;
+use hyper::header::{EXPECT, HeaderValue};
+use hyper::{HeaderMap, Version};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -24,8 +24,18 @@ pub struct Bodies {
     room: Arc<Semaphore>,
 }
 
-/// The part of the room that a body takes.
-pub type Room = Option<OwnedSemaphorePermit>;
+/// A body and the part of the room that it takes, which is free again when nobody needs the body any more: an answer may take minutes
+/// longer.
+struct Held {
+    bytes: BytesMut,
+    room: Option<OwnedSemaphorePermit>,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
 
 impl Bodies {
     /// As these limits say. A single body of the largest size always fits.
@@ -35,31 +45,33 @@ impl Bodies {
         Self { time: limits.body, most: limits.body_bytes, room }
     }
 
-    /// A whole body. One that says that it is too large is not read at all.
-    pub async fn read(&self, body: &mut Incoming) -> Result<(Bytes, Room), BadBody> {
-        if body.size_hint().lower() > self.most as u64 {
-            return Err(BadBody::Large);
-        }
+    /// Whether a body says that it is too large.
+    pub fn is_too_large(&self, body: &Incoming) -> bool {
+        body.size_hint().lower() > self.most as u64
+    }
+
+    /// A whole body.
+    pub async fn read(&self, body: &mut Incoming) -> Result<Bytes, BadBody> {
         let end = Instant::now() + self.time;
-        let (mut bytes, mut room): (_, Room) = (BytesMut::new(), None);
+        let mut held = Held { bytes: BytesMut::new(), room: None };
         loop {
             let frame = match timeout_at(end, body.frame()).await {
                 Err(_) => return Err(BadBody::Slow),
-                Ok(None) => return Ok((bytes.freeze(), room)),
+                Ok(None) => return Ok(Bytes::from_owner(held)),
                 Ok(Some(Err(_))) => return Err(BadBody::Broken),
                 Ok(Some(Ok(frame))) => frame,
             };
             let Ok(data) = frame.into_data() else { continue };
-            if bytes.len() + data.len() > self.most {
+            if held.bytes.len() + data.len() > self.most {
                 return Err(BadBody::Large);
             }
-            bytes.extend_from_slice(&data);
-            let more =
-                bytes.len().div_ceil(UNIT) - room.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-            let more = self.room.clone().try_acquire_many_owned(more as u32).map_err(|_| BadBody::Crowded)?;
-            match &mut room {
+            held.bytes.extend_from_slice(&data);
+            let has = held.room.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+            let more = (held.bytes.len().div_ceil(UNIT) - has) as u32;
+            let more = self.room.clone().try_acquire_many_owned(more).map_err(|_| BadBody::Crowded)?;
+            match &mut held.room {
                 Some(room) => room.merge(more),
-                None => room = Some(more),
+                None => held.room = Some(more),
             }
         }
     }
@@ -77,7 +89,35 @@ impl Bodies {
     }
 }
 
-/// Whether the client sends its body only when it is asked to go on.
-pub fn is_expecting(headers: &HeaderMap) -> bool {
-    headers.get(EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+/// Whether the client sends its body only when it is asked to go on, which HTTP/1.0 does not know.
+pub fn is_expecting(version: Version, headers: &HeaderMap) -> bool {
+    let expects = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"100-continue");
+    version > Version::HTTP_10 && headers.get(EXPECT).is_some_and(expects)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_free_when_the_last_part_of_a_body_is() {
+        let all = Arc::new(Semaphore::new(5));
+        let room = Some(all.clone().try_acquire_many_owned(3).unwrap());
+        let body = Bytes::from_owner(Held { bytes: BytesMut::from(&b"a body"[..]), room });
+        let part = body.slice(2..);
+        assert_eq!((&part[..], all.available_permits()), (&b"body"[..], 2));
+        drop(body);
+        assert_eq!(all.available_permits(), 2);
+        drop(part);
+        assert_eq!(all.available_permits(), 5);
+    }
+
+    #[test]
+    fn only_newer_clients_wait_to_be_asked() {
+        let mut headers = HeaderMap::new();
+        assert!(!is_expecting(Version::HTTP_11, &headers));
+        headers.insert(EXPECT, HeaderValue::from_static("100-Continue"));
+        assert!(is_expecting(Version::HTTP_11, &headers));
+        assert!(!is_expecting(Version::HTTP_10, &headers), "they send at once");
+    }
 }

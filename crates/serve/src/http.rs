@@ -320,20 +320,21 @@ async fn connection<H: Handler>(
 async fn answered<H: Handler>(handler: &H, bodies: &Bodies, request: hyper::Request<Incoming>) -> Response {
     let (head, mut body) = request.into_parts();
     let (path, query) = (head.uri.path().to_owned(), head.uri.query().unwrap_or("").to_owned());
-    let waits = bodies::is_expecting(&head.headers);
+    let mut waits = bodies::is_expecting(head.version, &head.headers);
     let has_body = !body.is_end_stream();
     let request = Request { method: head.method, path, query, headers: head.headers, has_body };
     let (mut response, read) = match handler.admit(&request) {
         Admission::Refused(response) => (response, false),
         Admission::Unread => (handler.handle(request, Ok(Bytes::new())).await, false),
-        Admission::Read => match bodies.read(&mut body).await {
-            Ok((bytes, room)) => {
-                let response = handler.handle(request, Ok(bytes)).await;
-                drop(room);
-                (response, true)
-            }
-            Err(why) => (handler.handle(request, Err(why)).await, false),
-        },
+        Admission::Read if bodies.is_too_large(&body) => {
+            (handler.handle(request, Err(BadBody::Large)).await, false)
+        }
+        Admission::Read => {
+            waits = false; // whoever reads a body asks the client to go on
+            let bytes = bodies.read(&mut body).await;
+            let read = bytes.is_ok();
+            (handler.handle(request, bytes).await, read)
+        }
     };
     if has_body && !read {
         // what is left of the body would be taken for the next request

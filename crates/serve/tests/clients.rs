@@ -198,6 +198,13 @@ fn bodies_without_an_end_are_ended() {
     // more than is taken, and no more than is passed over
     (0..20).for_each(|_| drop(stream.write_all(chunk.as_bytes())));
     assert_eq!(answer(stream).0, 413);
+    // the same by a client that was asked to go on
+    let mut stream = server.send(head.replace("\r\n\r\n", "\r\nexpect: 100-continue\r\n\r\n").as_bytes());
+    let mut asked = [0; "HTTP/1.1 100 Continue\r\n\r\n".len()];
+    stream.read_exact(&mut asked).unwrap();
+    assert_eq!(&asked, b"HTTP/1.1 100 Continue\r\n\r\n");
+    (0..20).for_each(|_| drop(stream.write_all(chunk.as_bytes())));
+    assert_eq!(answer(stream).0, 413);
     let mut stream = server.send(head.as_bytes());
     stream.write_all(chunk.as_bytes()).unwrap(); // and no more
     assert_eq!(answer(stream).0, 408);

@@ -41,10 +41,15 @@ const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100",
 /// The two architectures whose code differs most: the oldest, without TMA and wgmma, and the one of the benchmarks.
 const DEFAULT: [&str; 2] = ["sm_80", "sm_90a"];
 
-/// Allowed spills: kernel, architecture, bytes at most. Any other spill is a failure. Only the register allocator for
-/// sm_120 spills a few bytes here.
-const MAY_SPILL: &[(&str, &str, u32)] =
-    &[("cross_entropy_bwd", "sm_120", 16), ("norm_bwd", "sm_120", 16), ("softmax_held", "sm_120", 32)];
+/// Allowed spills: kernel, architecture, bytes at most. Any other spill is a failure. The register allocator for sm_120 spills a few
+/// bytes here; `grouped_fp8_swiglu` has 128 registers for each of 512 threads, and is faster so than its product and SwiGLU in two
+/// kernels (2.03 against 2.10 ms for a layer of the 6.9B: docs/log.md).
+const MAY_SPILL: &[(&str, &str, u32)] = &[
+    ("cross_entropy_bwd", "sm_120", 16),
+    ("grouped_fp8_swiglu", "sm_90a", 88),
+    ("norm_bwd", "sm_120", 16),
+    ("softmax_held", "sm_120", 32),
+];
 
 struct Options {
     architectures: Vec<String>,
