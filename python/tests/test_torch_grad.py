@@ -70,7 +70,8 @@ def test_opcheck_of_backward_operators(need, device):
         "rmsnorm_bwd": (x, x, row, stat, need, True),
         "layernorm_bwd": (x, x, row, stat, stat, True, need, need),
         "cross_entropy_bwd": (one, x, targets, stat, one, -100, 1),
-        "attention_bwd": (q, q, k, k, q, normal(2, 4, 3), True, 0.5, False, need, True, need),
+        "attention_bwd": (q, q, k, k, q, normal(2, 4, 3), True, 0.5, need, True, need),
+        "attention_any_order_bwd": (q, q, k, k, q, normal(2, 4, 3), True, 0.5, need, True, need),
     }.items():
         torch.library.opcheck(getattr(bwd, name).default, arguments)
 

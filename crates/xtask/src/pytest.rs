@@ -14,8 +14,25 @@ const PIECES: usize = 3;
 pub fn run(repo: &Repo, binary: &Path, in_full: bool) -> Result<(bool, Counts)> {
     repo.ensure_venv()?;
     let pieces = split(test_files(repo)?, jobs::at_a_time() * PIECES);
-    let commands = pieces.iter().map(|files| command(repo, binary, files, in_full)).collect();
+    let compiled = empty(repo.target()?.join("torchinductor"))?;
+    let tests = |files: &Vec<PathBuf>| {
+        let mut python = command(repo, binary, files, in_full);
+        python.env("TORCHINDUCTOR_CACHE_DIR", &compiled);
+        python
+    };
+    let commands = pieces.iter().map(tests).collect();
     Ok(jobs::run(commands, Dialect::Pytest))
+}
+
+/// A folder for what torch compiles, without what it compiled for another state of the package: torch keeps that and does not see that
+/// an op has changed.
+fn empty(folder: PathBuf) -> Result<PathBuf> {
+    match std::fs::remove_dir_all(&folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot empty {}", folder.display()))
+        }
+        _ => Ok(folder),
+    }
 }
 
 fn command(repo: &Repo, binary: &Path, files: &[PathBuf], in_full: bool) -> Command {

@@ -158,13 +158,15 @@ def _fake_attention_bwd(d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: A
 
 fake("attention", lambda q, k, v, causal, scale: (_layout(q), q.new_empty(q.shape[:3], dtype=acc(q))))
 fake("attention_bwd", _fake_attention_bwd)
+fake("attention_any_order_bwd", _fake_attention_bwd)
 _attention_bwd: Ops = raw("attention_bwd")
+_attention_any_order_bwd: Ops = raw("attention_any_order_bwd")
 _attention = differentiable(
     "attention",
     3,
     save=lambda args, outputs: (*args[:3], *outputs),
-    kernel=lambda ctx, d_out: _attention_bwd(
-        d_out, *ctx.saved_tensors, *ctx.numbers, _any_order(), *ctx.needs_input_grad[:3]
+    kernel=lambda ctx, d_out: (_attention_any_order_bwd if _any_order() else _attention_bwd)(
+        d_out, *ctx.saved_tensors, *ctx.numbers, *ctx.needs_input_grad[:3]
     ),
     graph=_attention_graph,
 )

@@ -17,10 +17,17 @@ ops! {
         (q: tensor, k: tensor, v: tensor, causal: boolean, scale: float) => attention([q, k, v], causal, scale);
     "attention_bwd",
         "(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool causal, float scale, \
-         bool any_order, bool need_q, bool need_k, bool need_v) -> (Tensor, Tensor, Tensor)",
+         bool need_q, bool need_k, bool need_v) -> (Tensor, Tensor, Tensor)",
         (d_out: tensor, q: tensor, k: tensor, v: tensor, out: tensor, lse: tensor, causal: boolean, scale: float,
-         any_order: boolean, need_q: boolean, need_k: boolean, need_v: boolean)
-        => attention_bwd(Kept { d_out, q, k, v, out, lse }, (causal, scale), any_order, [need_q, need_k, need_v]);
+         need_q: boolean, need_k: boolean, need_v: boolean)
+        => attention_bwd(Kept { d_out, q, k, v, out, lse }, (causal, scale), false, [need_q, need_k, need_v]);
+    // An op of its own: code that torch compiled earlier and kept on disk calls the other as it was.
+    "attention_any_order_bwd",
+        "(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, bool causal, float scale, \
+         bool need_q, bool need_k, bool need_v) -> (Tensor, Tensor, Tensor)",
+        (d_out: tensor, q: tensor, k: tensor, v: tensor, out: tensor, lse: tensor, causal: boolean, scale: float,
+         need_q: boolean, need_k: boolean, need_v: boolean)
+        => attention_bwd(Kept { d_out, q, k, v, out, lse }, (causal, scale), true, [need_q, need_k, need_v]);
 }
 
 /// The strides of results in the layout of x: positions before heads if the heads of x are closer together than its
