@@ -34,6 +34,8 @@ Beside these, from the beginning, as far as they need nothing of them; their out
   torture  10 training runs of the binary, killed at random moments and resumed (see cargo xtask torture)
   torture-ranks  2 runs of four ranks, one of which is killed; other numbers of them go on
 
+Tests keep temporary files in memory (/dev/shm) if 8 GiB are free, or where TMPDIR says.
+
 Binary and wheel are built like the tests (profile dev, optimised) and for the whole workspace, so that nothing is compiled
 twice. At the end a table shows the stages with their times; the last line is `N passed, N failed`, with `, N skipped` if
 any were skipped and `, N only with --all` if any were left out. A stage that fails without counting tests counts as one
