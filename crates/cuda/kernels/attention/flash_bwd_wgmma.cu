@@ -3,11 +3,14 @@
 //   p = exp(scale*q.k - lse), ds = p*(d_out.v - delta), d_q = scale*ds.k, d_k = scale*ds^T.q, d_v = p^T.d_out
 //
 // moves  what flash_bwd does; between the products of a head its sums of d_q, 4*T*HD bytes, stay in L2; bound: tensor cores
-// grid   a persistent block on each multiprocessor takes whole heads. For each tile of 128 keys it passes over the tiles of 128
-//        queries that see them: a producer warp starts TMA copies, two consumer warpgroups multiply, 64 keys each. Needs
-//        HD == 64, T % 128 == 0, as many heads of keys as of queries
-// order  d_k and d_v over the queries, tile by tile; d_q over the keys, tile by tile, because one block has all keys of a head;
-//        no atomics that meet: bitwise repeatable
+// grid   a persistent block on each multiprocessor takes whole heads of keys. For each tile of 128 keys it passes over the tiles of
+//        128 queries that see them, of all heads that share the keys: a producer warp starts TMA copies, two consumer warpgroups
+//        multiply, 64 keys each. Needs HD == 64, T % 128 == 0
+// order  d_k and d_v over the queries, tile by tile; d_q over the keys, tile by tile. One block has all keys of a head, and each sum in
+//        L2 one thread that adds to it: bitwise repeatable
+//
+// p is rounded to bf16 before it multiplies dp too: with p in f32 a consumer's 240 registers do not suffice. They hold d_k and d_v (64),
+// s and then dp (64), p (32), and dq or the packed ds (32). Other orders of the products within a pair were slower (docs/log.md).
 #include "common/hopper.cuh"
 
 constexpr int HD = 64, TILE = 128, GROUP = 128, THREADS = 3 * GROUP;
@@ -130,6 +133,7 @@ DEVICE float2 load_two(u32 from) {
     asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
     return x;
 }
+// Sums of d_q: 16 bytes of a thread.
 DEVICE float4 load_l2(const float* from) {
     float4 x;
     asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(from) : "memory");
@@ -151,42 +155,44 @@ struct Consumer {
 
     // s = k.q
     DEVICE void scores(float (&s)[64], const Pair& at) const {
-        const u32 k = space.k(at.keys % 2) + group * HALF, q = space.q(at.count % 2);
+        // The next 16 terms are 32 bytes further along a row, or 16 rows of 128 bytes; descriptors count in units of 16 bytes.
+        const u64 a = matrix_descriptor(space.k(at.keys % 2) + group * HALF, 16), b = matrix_descriptor(space.q(at.count % 2), 16);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < HD / 16; i++)
-            wgmma_128<true, true>(s, matrix_descriptor(k + 32 * i, 16), matrix_descriptor(q + 32 * i, 16), i > 0);
+            wgmma_128<true, true>(s, a + 2 * i, b + 2 * i, i > 0);
         wgmma_commit();
     }
     // dp = v.d_out
     DEVICE void slopes(float (&dp)[64], const Pair& at) const {
-        const u32 v = space.v(at.keys % 2) + group * HALF, d_out = space.d_out(at.count % 2);
+        const u64 a = matrix_descriptor(space.v(at.keys % 2) + group * HALF, 16), b = matrix_descriptor(space.d_out(at.count % 2), 16);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < HD / 16; i++)
-            wgmma_128<true, true>(dp, matrix_descriptor(v + 32 * i, 16), matrix_descriptor(d_out + 32 * i, 16), i > 0);
+            wgmma_128<true, true>(dp, a + 2 * i, b + 2 * i, i > 0);
         wgmma_commit();
     }
     // to += a.b, with b's rows the terms
-    DEVICE void add_product(float (&to)[32], const u32 (&a)[32], u32 b, u32 adds) const {
+    DEVICE void add_product(float (&to)[32], const u32 (&a)[32], u32 from, u32 adds) const {
+        const u64 b = matrix_descriptor(from, HALF);
         wgmma_fence();
-        wgmma_64<false, 0>(to, a, matrix_descriptor(b, HALF), adds);
-        wgmma_64<false, 4>(to, a, matrix_descriptor(b + 2048, HALF), 1);
-        wgmma_64<false, 8>(to, a, matrix_descriptor(b + 2 * 2048, HALF), 1);
-        wgmma_64<false, 12>(to, a, matrix_descriptor(b + 3 * 2048, HALF), 1);
-        wgmma_64<false, 16>(to, a, matrix_descriptor(b + 4 * 2048, HALF), 1);
-        wgmma_64<false, 20>(to, a, matrix_descriptor(b + 5 * 2048, HALF), 1);
-        wgmma_64<false, 24>(to, a, matrix_descriptor(b + 6 * 2048, HALF), 1);
-        wgmma_64<false, 28>(to, a, matrix_descriptor(b + 7 * 2048, HALF), 1);
+        wgmma_64<false, 0>(to, a, b, adds);
+        wgmma_64<false, 4>(to, a, b + 128, 1);
+        wgmma_64<false, 8>(to, a, b + 2 * 128, 1);
+        wgmma_64<false, 12>(to, a, b + 3 * 128, 1);
+        wgmma_64<false, 16>(to, a, b + 4 * 128, 1);
+        wgmma_64<false, 20>(to, a, b + 5 * 128, 1);
+        wgmma_64<false, 24>(to, a, b + 6 * 128, 1);
+        wgmma_64<false, 28>(to, a, b + 7 * 128, 1);
         wgmma_commit();
     }
-    // dq (+)= ds.k of this group's 64 queries, over all 128 keys
+    // dq = ds.k of this group's 64 queries, over all 128 keys
     DEVICE void query_sums(float (&dq)[32], const Pair& at) const {
-        const u32 a = space.ds(at.count % 2) + group * BYTES, k = space.k(at.keys % 2);
+        const u64 a = matrix_descriptor(space.ds(at.count % 2) + group * BYTES, HALF), b = matrix_descriptor(space.k(at.keys % 2), HALF);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < TILE / 16; i++)
-            wgmma_64<false, false>(dq, matrix_descriptor(a + 2048 * i, HALF), matrix_descriptor(k + 2048 * i, HALF), i > 0);
+            wgmma_64<false, false>(dq, a + 128 * i, b + 128 * i, i > 0);
         wgmma_commit();
     }
 
@@ -223,7 +229,7 @@ struct Consumer {
             }
         }
     }
-    // To shared memory, in rows of queries.
+    // To shared memory: a row for each key, twice 64 queries wide.
     DEVICE void share(const u32 (&ds)[32], const Pair& at) const {
         const u32 lane = threadIdx.x % WARP, to = space.ds(at.count % 2) + (row + lane % 16) * 128;
 #pragma unroll
@@ -254,10 +260,12 @@ struct Consumer {
             tma_store_commit();
         }
     }
+    // Waits until TMA has read what this warp sent.
     DEVICE void wait_sent() const {
         if (threadIdx.x % WARP == 0) tma_store_wait<0>();
         __syncwarp();
     }
+    // Adds to the sums of d_q in L2; with the last keys that the queries see, sends them. Then the keys may be overwritten.
     DEVICE void store_sums(float (&dq)[32], const Pair& at) const {
         float* const to = sums_of(at);
         if (at.meets()) {
@@ -282,7 +290,7 @@ struct Consumer {
             barrier_arrive(space.kv_empty(at.keys % 2));
         }
     }
-    // d_k and d_v of a tile of keys.
+    // d_k and d_v of a tile of keys; d_v by way of the place of the values.
     DEVICE void store_keys(const float (&dk)[32], const float (&dv)[32], const Pair& at) const {
         wait_sent();
         asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");  // the group has read its values
@@ -290,6 +298,7 @@ struct Consumer {
         send(dv, 1.0f, space.v(at.keys % 2) + row * 128, shape.v_column(at), shape.row(at, at.key));
     }
 
+    // Each pair's dq is computed during the next pair's exponentials, when the other group's ds has arrived.
     DEVICE void run(Pair at) const {
         if (at.unit >= shape.units) return;
         Pair before = at;
@@ -298,6 +307,7 @@ struct Consumer {
         float dk[32], dv[32];
 #pragma unroll
         for (int i = 0; i < 32; i++) dk[i] = dv[i] = 0.0f;
+        // The first pair has none before it: its dq is that of whatever shared memory holds, and is not stored.
         if (threadIdx.x % WARP == 0) barrier_arrive(space.ds_full(1));
         while (at.unit < shape.units) {
             const u32 stage = at.count % 2, round = at.count / 2 % 2;
