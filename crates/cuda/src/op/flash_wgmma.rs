@@ -19,6 +19,8 @@ const STORE_ROWS: u32 = 16;
 const THREADS: u32 = 384;
 /// Shared memory of a block: `Space` of the file, and what is lost to start at a multiple of 1024.
 const SHARED: usize = 9 * (16 << 10) + 2 * (32 << 10) + 2 * (1 << 10) + 12 * 8 + 1024;
+/// Bytes of sums that it may take: long sequences whose keys many heads share would need more than the other kernels do.
+const MOST_SUMS: usize = 512 << 20;
 /// Queries and threads of a block of `flash_bwd_stats`.
 const STATS_BLOCK: (usize, u32) = (32, 256);
 
@@ -53,10 +55,19 @@ impl Sizes {
         self.batch * self.kv_heads
     }
 
+    fn blocks(&self, sms: usize) -> usize {
+        self.units().min(sms)
+    }
+
     /// Whether the heads of keys keep at least half of the multiprocessors busy. Other kernels divide heads among blocks, and take
     /// twice as long on a full GPU.
     fn fills(&self, sms: usize) -> bool {
         2 * self.units() >= self.units().div_ceil(sms) * sms
+    }
+
+    /// Bytes of the sums of `d_q`: for each block, those of the heads that share the keys it works on.
+    fn sums_bytes(&self, blocks: usize) -> usize {
+        blocks * (self.heads / self.kv_heads) * self.seq * HEAD_DIM * size_of::<f32>()
     }
 }
 
@@ -70,18 +81,17 @@ fn may_run(info: &DeviceInfo, settings: &Settings) -> bool {
 /// Adds the launches of [`AttentionBwd`] where this is the fastest; else adds nothing and returns `false`.
 pub(super) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<bool> {
     let sms = cx.device.info.sms as usize;
-    let Some(sizes) = Sizes::new(op).filter(|sizes| sizes.fills(sms)) else { return Ok(false) };
+    let fast = |sizes: &Sizes| sizes.fills(sms) && sizes.sums_bytes(sizes.blocks(sms)) <= MOST_SUMS;
+    let Some(sizes) = Sizes::new(op).filter(fast) else { return Ok(false) };
     let [qkv, out, d_out, d_qkv] = [cx.ptr(op.qkv)?, cx.ptr(op.out)?, cx.ptr(op.d_out)?, cx.ptr(op.d_qkv)?];
     let aligned = [qkv, out, d_out, d_qkv].iter().all(|at| at.is_multiple_of(16));
     if !aligned || !may_run(&cx.device.info, cx.settings) {
         return Ok(false);
     }
     let Sizes { batch, seq, heads, kv_heads } = sizes;
-    let (units, rows, blocks) = (sizes.units(), batch * heads * seq, sizes.units().min(sms));
-    // For each query its two statistics; for each block the sums of d_q of the heads that share its keys.
-    let stats_bytes = 2 * rows * size_of::<f32>();
-    let sums_bytes = blocks * (heads / kv_heads) * seq * HEAD_DIM * size_of::<f32>();
-    let stats = cx.scratch(stats_bytes + sums_bytes)?;
+    let (units, rows, blocks) = (sizes.units(), batch * heads * seq, sizes.blocks(sms));
+    let stats_bytes = 2 * rows * size_of::<f32>(); // two for each query
+    let stats = cx.scratch(stats_bytes + sizes.sums_bytes(blocks))?;
     let sums = stats + stats_bytes as u64;
 
     let spec = Spec::new(FILE);
@@ -140,5 +150,8 @@ mod tests {
         assert!(fills(64, 12) && fills(8, 12) && fills(16, 6), "768, 96 and 96 heads");
         assert!(!fills(4, 12), "48 heads");
         assert!(fills(11, 12) && fills(12, 12), "one wave of 132 heads; 144 heads in two");
+        let sums = |seq| Sizes { batch: 16, seq, heads: 32, kv_heads: 8 }.sums_bytes(128);
+        assert_eq!((sums(1024), sums(8192)), (128 << 20, 1 << 30));
+        assert!(sums(4096) <= MOST_SUMS && sums(8192) > MOST_SUMS);
     }
 }
