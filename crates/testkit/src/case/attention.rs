@@ -38,6 +38,9 @@ const TILES: [[usize; 4]; 9] = [
     [1, 130, 384, 3],
 ];
 
+/// (B, T, C, NH, NKV) with as many heads as it takes to give each its own block of a large GPU.
+const MANY: [[usize; 5]; 2] = [[6, 128, 704, 11, 11], [67, 128, 128, 2, 1]];
+
 /// (B, T, C, NH, NKV) of grouped-query attention, for every kind of kernel.
 const GROUPED: [[usize; 5]; 15] = [
     [2, 1, 8, 4, 1],
@@ -141,7 +144,7 @@ impl Size {
 pub(super) fn cases(p: Precision) -> Vec<Case> {
     let mut cases = Vec::new();
     let sizes = SHAPES.into_iter().chain(TILES).map(Size::from);
-    for size in sizes.chain(GROUPED.map(Size::from)) {
+    for size in sizes.chain(GROUPED.into_iter().chain(MANY).map(Size::from)) {
         cases.push(fwd(p, size, 1.0));
         cases.push(bwd(p, size, 1.0));
     }
