@@ -210,19 +210,19 @@ fn every_part_of_a_batch_is_worked_off() {
 }
 
 /// The backward for Hopper (attention/flash_bwd_wgmma.cu): one tile, several, heads that share keys, and more heads than an H200 has
-/// multiprocessors, so that blocks take a second one. No two sequences are equal: the first, the last and some between them,
-/// among them those of a second head, are compared with the definition.
+/// multiprocessors, so that blocks take a second one. No two sequences are equal: the first, the last and one between them,
+/// of a block's second head where there are so many, are compared with the definition.
 #[test]
 #[ignore = "needs a Hopper GPU"]
 fn the_backward_for_hopper_is_what_the_definition_says() {
     let sizes = [
+        (89, 128, 3, 3),
+        (140, 256, 1, 1),
+        (70, 384, 4, 2),
         (44, 128, 3, 3),
         (50, 256, 2, 2),
         (35, 384, 6, 3),
         (70, 640, 4, 1),
-        (89, 128, 3, 3),
-        (70, 384, 4, 2),
-        (140, 256, 1, 1),
     ];
     for (b, t, heads, kv_heads) in sizes {
         let one = Size { b: 1, t, heads, kv_heads, hd: 64 };
@@ -230,7 +230,7 @@ fn the_backward_for_hopper_is_what_the_definition_says() {
         let (qkv, d_out) = (numbers(b * each, 5), numbers(b * each_out, 6));
         let mut bench = Bench::new(Size { b, ..one }, Attention::Auto, false);
         let first = bench.run(&qkv, &d_out);
-        for sequence in [0, 1, b / 2, b * 3 / 4, b - 2, b - 1] {
+        for sequence in [0, b * 3 / 4, b - 1] {
             let (at, at_out) = (sequence * each, sequence * each_out);
             let expected = reference(one, &qkv[at..at + each], &d_out[at_out..at_out + each_out]);
             let got = &first.d_qkv[at..at + each];
