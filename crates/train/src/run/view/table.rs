@@ -1,6 +1,7 @@
 //! The numbers of a log, by column.
 
 use super::curve::Column;
+use super::loads::Loads;
 use crate::run::metrics::{Ended, Graded, Metrics};
 use crate::session::LayerRouting;
 
@@ -129,6 +130,8 @@ pub struct Table {
     pub spikes: Sparse,
     /// The last reading of the routers.
     pub router: Vec<LayerRouting>,
+    /// All readings of the routers, as means over some steps.
+    pub loads: Loads,
     /// Why the run ended before its last step.
     pub ended: Option<Ended>,
 }
@@ -159,6 +162,7 @@ impl Table {
         if !metrics.router.is_empty() {
             let busiest = metrics.router.iter().map(LayerRouting::busiest).fold(f32::NAN, f32::max);
             self.busiest.push((step, busiest));
+            self.loads.push(step, &metrics.router);
             self.router = metrics.router;
         }
         self.val.extend(metrics.ended.map(|ended| (step + 1, ended.val_loss)));
@@ -179,6 +183,7 @@ impl Table {
         }
         self.evals.truncate(self.evals.partition_point(|(at, _)| *at < step));
         self.bad.truncate(self.bad.partition_point(|at| *at < step));
+        self.loads.forget_from(step);
     }
 
     /// Adds the steps of a later part of the same log.
@@ -200,6 +205,7 @@ impl Table {
         self.evals.append(&mut other.evals);
         self.bad.append(&mut other.bad);
         self.spikes.append(&mut other.spikes);
+        self.loads.append(other.loads);
         if !other.router.is_empty() {
             self.router = other.router;
         }
