@@ -275,7 +275,8 @@ def test_samples_experts_and_profile(browser: Browser, server: Server, top: Path
     browser.evaluate("at('layer').value = '1'; at('layer').dispatchEvent(new Event('change'))")
     left, top_, room, line, columns = browser.wait(
         "(() => { const c = document.querySelector('#experts canvas'), b = c.getBoundingClientRect(); "
-        "return c.cells.over && [b.left + c.cells.left, b.top + 18, c.cells.room, c.cells.line, c.cells.over.steps.length] })()"
+        "const { left, room, line, over } = c.cells; "
+        "return over && [b.left + left, b.top + 18, room, line, over.steps.length] })()"
     )
     assert columns == len(over)
     for step, loads in list(over.items())[:: max(1, len(over) // 3)]:
