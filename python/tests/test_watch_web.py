@@ -282,8 +282,10 @@ def test_samples_experts_and_profile(browser: Browser, server: Server, top: Path
     for step, loads in list(over.items())[:: max(1, len(over) // 3)]:
         for expert, load in enumerate(loads):
             browser.mouse("mouseMoved", left + room * (step - min(over) + 0.5), top_ + line * (expert + 0.5))
-            wanted = f"step {step}, expert {expert}: {100 * load / sum(loads):.2f} %"
-            browser.wait(f"document.getElementById('tip').textContent.startsWith({json.dumps(wanted)})")
+            tip, wanted = "document.getElementById('tip').textContent", f"step {step}, expert {expert}: "
+            said = browser.wait(f"{tip}.startsWith({json.dumps(wanted)}) && {tip}")
+            percent = float(said.removeprefix(wanted).split(" %")[0])
+            assert percent == pytest.approx(100 * load / sum(loads), abs=0.0051), said
     browser.evaluate("at('layer').value = ''; at('layer').dispatchEvent(new Event('change'))")
     browser.wait("!document.querySelector('#experts canvas').cells.over")
     assert not browser.evaluate("document.getElementById('profile').hidden")
