@@ -91,6 +91,7 @@ impl CudaEngine {
             scalars: self.scalars.address(),
             fault: self.fault.address(),
             stream: &self.stream,
+            partials: &mut None,
             micro_step: 0,
             op: 0,
             out: &mut launches,

@@ -3,6 +3,7 @@
 //! Timings run in memory of their own, filled with noise: no slot is written, and the power drawn is that of real numbers.
 
 use super::column_sums::ColumnSums;
+use super::gelu::{gelu_product, partial_bytes};
 use super::problem::{ALIGN, At, Extra, Problem, bytes_of};
 use super::store::{Candidate, Choice};
 use crate::args::Args;
@@ -97,7 +98,13 @@ pub(crate) fn search(
     let product = Product::new(handle, &problem.describe(at))?;
     let mut found = product.propose(&wanted(problem, limit))?;
     let Some(&first) = found.first() else { return Ok(None) };
-    let unmeasured = Choice { best: candidate(&first, None), others: vec![], first_ms: None, rival_ms: None };
+    let unmeasured = Choice {
+        best: candidate(&first, None),
+        others: vec![],
+        first_ms: None,
+        rival_ms: None,
+        own_ms: None,
+    };
     if problem.flops() < SMALL {
         return Ok(Some(unmeasured));
     }
@@ -118,7 +125,13 @@ pub(crate) fn search(
         }
         tracing::info!("{problem}: an algorithm is not deterministic; using the next one");
     };
-    Ok(best.map(|best| Choice { best, others: timed.take(3).collect(), first_ms, rival_ms: None }))
+    Ok(best.map(|best| Choice {
+        best,
+        others: timed.take(3).collect(),
+        first_ms,
+        rival_ms: None,
+        own_ms: None,
+    }))
 }
 
 fn candidate(found: &Found, ms: Option<f32>) -> Candidate {
@@ -164,6 +177,42 @@ impl Bench<'_> {
             timed.into_iter().map(|(found, ms)| candidate(found, Some(median(ms)))).collect();
         all[..finalists].sort_by(|a, b| a.ms.unwrap_or(0.0).total_cmp(&b.ms.unwrap_or(0.0)));
         Ok(all)
+    }
+
+    /// Times our own kernel and the library's best algorithm in turn. Nothing changes where there is too little memory.
+    pub fn race_own(
+        &mut self,
+        handle: &Arc<Handle>,
+        problem: &Problem,
+        at: &At,
+        choice: &mut Choice,
+    ) -> Result<()> {
+        let limit = workspace_limit(self.device);
+        let Some(arena) = self.arena(problem, at, limit)? else { return Ok(()) };
+        if partial_bytes(problem) > limit {
+            return Ok(());
+        }
+        let product = Product::new(handle, &problem.describe(&arena.at))?;
+        let operands = operands(problem, choice.best.workspace, &arena);
+        let (_, function, grid, mut args) = gelu_product(self.device, problem, &arena.at, arena.workspace)?;
+        let repeats = (LEAST_MS / guess_ms(problem)).ceil().clamp(1.0, 20.0) as u32;
+        let (mut library_ms, mut own_ms) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            let run = || product.enqueue(&choice.best.algo, &operands, self.stream);
+            library_ms.push(mean_ms(self.stream, repeats, run)?);
+            own_ms.push(mean_ms(self.stream, repeats, || self.stream.launch(function, grid, &mut args))?);
+        }
+        // With the derivative it sums the columns of its result on the way, which is the next op's bias gradient.
+        let spared_ms = match problem.extra {
+            Extra::GeluGrad => {
+                let (rows, cols) = (problem.n, problem.m);
+                self.column_sums_ms([rows, cols], problem, arena.at.d, &arena)?.unwrap_or(0.0)
+            }
+            _ => 0.0,
+        };
+        choice.best.ms = Some(median(library_ms));
+        choice.own_ms = Some((median(own_ms) - spared_ms).max(0.0));
+        Ok(())
     }
 
     /// Whether an algorithm writes the same bits twice from the same input.
@@ -248,16 +297,24 @@ impl Bench<'_> {
             Extra::None | Extra::Bias => None,
             Extra::Gelu { .. } => Some(copy_ms()?),
             Extra::GeluGrad => Some(1.5 * copy_ms()?), // reads two, writes one
-            Extra::BiasGrad => self.column_sums_ms(problem, &arena, limit)?,
+            Extra::BiasGrad => self.column_sums_ms([problem.k, problem.n], problem, arena.at.b, &arena)?,
         };
         self.stream.synchronize()?;
         Ok(ms)
     }
 
-    fn column_sums_ms(&self, problem: &Problem, arena: &Arena, limit: usize) -> Result<Option<f32>> {
-        let Problem { n: cols, k: rows, inputs, output, .. } = *problem;
-        let sums = ColumnSums { rows, cols, inputs, output, x: arena.at.b, sums: arena.at.bias, adds: false };
-        if sums.scratch() > limit {
+    /// Milliseconds of the sums over rows of a matrix at `x`, of the type of the operands.
+    fn column_sums_ms(
+        &self,
+        [rows, cols]: [usize; 2],
+        problem: &Problem,
+        x: u64,
+        arena: &Arena,
+    ) -> Result<Option<f32>> {
+        let Problem { inputs, output, .. } = *problem;
+        let to = if arena.at.bias == 0 { arena.at.aux } else { arena.at.bias };
+        let sums = ColumnSums { rows, cols, inputs, output, x, sums: to, adds: false };
+        if sums.scratch() > workspace_limit(self.device) {
             return Ok(None);
         }
         let mut steps = sums.steps(self.device, arena.workspace)?;
