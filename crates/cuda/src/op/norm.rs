@@ -121,10 +121,13 @@ impl Norm {
         Ok(self.spec("norm/bwd.cu", [act, weight], width)?.typed("GRAD", grad)?.define("WARPS", warps as u32))
     }
 
-    /// Whether the backward can also sum its result over rows: in bf16, with at most 16 columns to a lane.
+    /// Whether the backward also sums its result over rows, where the next op needs that: in bf16, for widths of which a lane has at
+    /// most 16 columns (`GROUP` of norm/bwd.cu). For others, such as 768, rows would be divided otherwise, which costs as much as it spares.
     fn has_result_sums(&self, act: DType, width: usize) -> bool {
-        let narrow = width <= 16 * 32 * BWD_WARPS;
-        act == DType::BF16 && self.is_centred() && self.is_fast(width) && narrow
+        let columns = |warps: usize| (width / 8).div_ceil(32 * warps) * 8;
+        let usual = [1, 2, BWD_WARPS].map(columns).into_iter().find(|columns| *columns <= BWD_COLUMNS[0]);
+        let few = usual.is_some_and(|columns| columns <= BWD_COLUMNS[1]);
+        act == DType::BF16 && self.is_centred() && self.is_fast(width) && few
     }
 
     /// norm/fp8.cu in bf16.
@@ -380,4 +383,19 @@ pub(super) fn specs() -> Vec<Spec> {
     let llama = &[3584, 4096, 8192];
     let gemma = rms(Gain::OnePlusWeight).specs(&[1, 640, 1152, 2560, 5376]);
     [LAYER.specs(both), RMS.specs(both), RMS.specs(llama), gemma].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_summed_where_rows_need_not_be_divided_otherwise() {
+        let widths = |norm: Norm, act| -> Vec<usize> {
+            let all = [256, 768, 1024, 1280, 1600, 2048, 3072, 5120, 1003];
+            all.into_iter().filter(|&width| norm.has_result_sums(act, width)).collect()
+        };
+        assert_eq!(widths(LAYER, DType::BF16), [256, 1024, 1600, 2048]);
+        assert!(widths(LAYER, DType::F32).is_empty() && widths(RMS, DType::BF16).is_empty());
+    }
 }
