@@ -184,8 +184,9 @@ impl Gemms {
         if gelu::wish(&bench.device.info, problem) != Wish::Library {
             bench.race_own(&self.handle, problem, at, &mut choice)?;
         }
-        let tflops = |ms: f32| problem.flops() / f64::from(ms) * 1e-9;
         let gain = choice.first_ms.map_or(0.0, |first| 100.0 * (first / ms - 1.0));
+        let ms = choice.best.ms.unwrap_or(ms);
+        let tflops = |ms: f32| problem.flops() / f64::from(ms) * 1e-9;
         let rival = choice.rival_ms.map_or(String::new(), |ms| format!("; in two kernels {ms:.4} ms"));
         let own = choice.own_ms.map_or(String::new(), |ms| format!("; by our own kernel {ms:.4} ms"));
         tracing::info!(
