@@ -5,7 +5,7 @@ use std::path::PathBuf;
 /// Which attention runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Attention {
-    /// cuDNN where it is present and accepts the shape, else our kernels.
+    /// Our backward for Hopper where it takes the shape; else cuDNN where it is present and accepts it, else our other kernels.
     #[default]
     Auto,
     /// cuDNN, or an error.

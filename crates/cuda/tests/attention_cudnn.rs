@@ -1,4 +1,4 @@
-//! Attention with cuDNN on a real GPU: `cargo test -p ironhorse-cuda --test attention_cudnn -- --ignored --nocapture`
+//! Attention in bf16 on a real GPU, with cuDNN and with our own kernels for Hopper: `cargo test -p ironhorse-cuda --test attention_cudnn -- --ignored --nocapture`
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test")]
 
@@ -40,7 +40,7 @@ struct Results {
 }
 
 impl Bench {
-    fn new(size: Size, fast: bool) -> Self {
+    fn new(size: Size, attention: Attention, fast: bool) -> Self {
         let Size { b, t, heads, kv_heads, hd } = size;
         let (c, packed) = (heads * hd, size.packed());
         let mut builder = Builder::new();
@@ -55,7 +55,7 @@ impl Bench {
             .push(AttentionBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads, mask: AttentionMask::CAUSAL })
             .unwrap();
         let program = builder.finish().unwrap();
-        let settings = Settings { fast, attention: Attention::Cudnn, ..Settings::default() };
+        let settings = Settings { fast, attention, ..Settings::default() };
         let mut engine = CudaEngine::new(settings).unwrap();
         engine.reserve(program.layout()).unwrap();
         Self { size, engine, program, slots: [qkv, d_out, out, lse, d_qkv] }
@@ -72,6 +72,14 @@ impl Bench {
             data
         });
         Results { out, lse, d_qkv }
+    }
+
+    /// Whether the program launches this kernel.
+    fn launches(&mut self, kernel: &str) -> bool {
+        let mut record = Vec::new();
+        let ops = 0..self.program.nodes().len();
+        self.engine.profile(&self.program, ops, &[], &Scalars::default(), &mut record).unwrap();
+        record.iter().any(|timed| timed.name.contains(kernel))
     }
 }
 
@@ -148,7 +156,7 @@ fn values(fast: bool, heads: usize, kv_heads: usize) {
     let size = Size { b: 2, t: 256, heads, kv_heads, hd: 64 };
     let tokens = size.b * size.t;
     let (qkv, d_out) = (numbers(tokens * size.packed(), 1), numbers(tokens * size.heads * size.hd, 2));
-    let mut bench = Bench::new(size, fast);
+    let mut bench = Bench::new(size, Attention::Cudnn, fast);
     let first = bench.run(&qkv, &d_out);
     let expected = reference(bench.size, &qkv, &d_out);
     close("out", &first.out, &expected.out, 1e-2);
@@ -191,10 +199,50 @@ fn every_part_of_a_batch_is_worked_off() {
     let size = Size { b: 25, t: 1024, heads: 12, kv_heads: 12, hd: 64 };
     let width = size.t * size.heads * size.hd;
     let (qkv, d_out) = (numbers(3 * width, 3).repeat(size.b), numbers(width, 4).repeat(size.b));
-    let results = Bench::new(size, false).run(&qkv, &d_out);
+    let results = Bench::new(size, Attention::Cudnn, false).run(&qkv, &d_out);
     for all in [&results.out, &results.lse, &results.d_qkv] {
         let (first, rest) = all.split_at(all.len() / size.b);
         assert!(first.iter().all(|x| x.is_finite()) && first.iter().any(|&x| x != 0.0));
         assert!(rest.chunks_exact(first.len()).all(|item| item == first));
+    }
+}
+
+/// The backward for Hopper (attention/flash_bwd_wgmma.cu): one tile, several, and heads that share keys. All sequences are equal, so
+/// their results must be; there are as many as it takes to give most multiprocessors a head.
+#[test]
+#[ignore = "needs a Hopper GPU"]
+fn the_backward_for_hopper_is_what_the_definition_says() {
+    for (b, t, heads, kv_heads) in [(44, 128, 3, 3), (50, 256, 2, 2), (35, 384, 6, 3), (70, 640, 4, 1)] {
+        let one = Size { b: 1, t, heads, kv_heads, hd: 64 };
+        let (qkv, d_out) = (numbers(t * one.packed(), 5), numbers(t * heads * 64, 6));
+        let expected = reference(one, &qkv, &d_out);
+        let mut bench = Bench::new(Size { b, ..one }, Attention::Auto, false);
+        let [all_qkv, all_d_out] = [&qkv, &d_out].map(|one| one.repeat(b));
+        let first = bench.run(&all_qkv, &all_d_out);
+        for d_qkv in first.d_qkv.chunks_exact(qkv.len()) {
+            assert!(d_qkv == &first.d_qkv[..qkv.len()], "all sequences are equal");
+        }
+        close(
+            &format!("T{t} NH{heads} NKV{kv_heads}: d_qkv"),
+            &first.d_qkv[..qkv.len()],
+            &expected.d_qkv,
+            2e-2,
+        );
+        assert!(bench.launches("flash_bwd_wgmma"), "T{t} NH{heads} NKV{kv_heads}");
+        for _ in 0..3 {
+            assert!(bench.run(&all_qkv, &all_d_out) == first, "the same bits every time");
+        }
+    }
+}
+
+/// Few heads are divided among blocks by other kernels, and who asks for cuDNN gets it.
+#[test]
+#[ignore = "needs a Hopper GPU and cuDNN"]
+fn the_backward_for_hopper_leaves_what_others_do_faster() {
+    let many = Size { b: 70, t: 128, heads: 1, kv_heads: 1, hd: 64 };
+    assert!(Bench::new(many, Attention::Own, false).launches("flash_bwd_wgmma"));
+    assert!(!Bench::new(many, Attention::Cudnn, false).launches("flash_bwd_wgmma"));
+    for size in [Size { b: 2, ..many }, Size { t: 130, ..many }, Size { hd: 128, ..many }] {
+        assert!(!Bench::new(size, Attention::Auto, false).launches("flash_bwd_wgmma"));
     }
 }

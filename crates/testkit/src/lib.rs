@@ -31,7 +31,7 @@ mod tolerance;
 mod update;
 mod wrapped;
 
-pub use case::{Case, Data, FP8_OPS, Input, Kit, all_cases, cases_in, refusals, refusals_in};
+pub use case::{Case, Data, Drawn, Earlier, FP8_OPS, Input, Kit, all_cases, cases_in, refusals, refusals_in};
 pub use checksum::crc32;
 pub use conformance::{Check, check_against, check_engine, check_refusal};
 pub use finite::{GradMismatch, OpGradients, ProgramGradients, check_op_gradients, check_program_gradients};

@@ -3,6 +3,7 @@
 use crate::counts::{Counts, Dialect};
 use crate::out;
 use crate::process::{captured, shown};
+use crate::scratch::Scratch;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
@@ -12,7 +13,9 @@ pub fn at_a_time() -> usize {
 }
 
 /// Runs all of them, in their order; returns whether all passed, and the sum of their counts.
-pub fn run(jobs: Vec<Command>, dialect: Dialect) -> (bool, Counts) {
+pub fn run(mut jobs: Vec<Command>, dialect: Dialect) -> (bool, Counts) {
+    let scratch = Scratch::new();
+    jobs.iter_mut().for_each(|job| scratch.set(job));
     let jobs = Mutex::new(jobs.into_iter());
     let done = Mutex::new((true, Counts::default()));
     let take = || jobs.lock().unwrap_or_else(PoisonError::into_inner).next();

@@ -20,6 +20,7 @@ mod python;
 mod repo;
 mod report;
 mod rust_tests;
+mod scratch;
 mod stages;
 mod tools;
 mod torture;

@@ -33,6 +33,9 @@ Beside these, from the beginning, as far as they need nothing of them; their out
   doctest  the examples in the documentation
   torture  10 training runs of the binary, killed at random moments and resumed (see cargo xtask torture)
   torture-ranks  2 runs of four ranks, one of which is killed; other numbers of them go on
+  doc      only with --all: the documentation of every item, private ones too, without a warning
+
+Tests keep temporary files in memory (/dev/shm) if 8 GiB are free, or where TMPDIR says.
 
 Binary and wheel are built like the tests (profile dev, optimised) and for the whole workspace, so that nothing is compiled
 twice. At the end a table shows the stages with their times; the last line is `N passed, N failed`, with `, N skipped` if
@@ -102,6 +105,8 @@ pub struct Stage {
     pub quick: bool,
     /// Whether it runs beside the others, after those of its kind: one core does that while cargo links or waits.
     pub beside: bool,
+    /// Whether it is run only with `--all`, or where it is named.
+    pub in_full: bool,
     /// The stages whose results it uses.
     pub needs: &'static [&'static str],
     pub work: Work,
@@ -112,6 +117,7 @@ pub enum Work {
     Setup,
     Fmt,
     Doctest,
+    Doc,
     /// A Python module with its arguments.
     Lint(&'static str, &'static [&'static str]),
     Kernels,
@@ -126,7 +132,7 @@ pub enum Work {
 /// The seed of the random moments at which the torture stage kills a run.
 const TORTURE_SEED: u64 = 1;
 
-pub const STAGES: [Stage; 13] = [
+pub const STAGES: [Stage; 14] = [
     Stage::cargo("fmt", Work::Fmt).quick(),
     Stage::cargo("build", Work::Build).quick(),
     Stage::cargo("test", Work::Tests).quick(),
@@ -139,13 +145,14 @@ pub const STAGES: [Stage; 13] = [
     Stage::beside("doctest", Work::Doctest, &["build"]),
     Stage::beside("torture", Work::Torture, &["build"]),
     Stage::beside("torture-ranks", Work::TortureRanks, &["build"]),
+    Stage { in_full: true, ..Stage::beside("doc", Work::Doc, &["build"]) },
     Stage { needs: &["setup"], ..Stage::cargo("wheel", Work::Wheel).of_python() },
     Stage { needs: &["setup"], ..Stage::cargo("pytest", Work::Pytest).of_python() },
 ];
 
 impl Stage {
     const fn cargo(name: &'static str, work: Work) -> Self {
-        Self { name, python: false, quick: false, beside: false, needs: &[], work }
+        Self { name, python: false, quick: false, beside: false, in_full: false, needs: &[], work }
     }
 
     const fn beside(name: &'static str, work: Work, needs: &'static [&'static str]) -> Self {
@@ -223,7 +230,8 @@ fn choose(mut args: Args) -> Result<Asked> {
         );
     }
     let wanted = |stage: &&Stage| {
-        (only.is_empty() || only.iter().any(|name| name == stage.name))
+        let named = only.iter().any(|name| name == stage.name);
+        (named || only.is_empty() && (depth == Depth::All || !stage.in_full))
             && !(no_python && stage.python)
             && (depth != Depth::Quick || stage.quick)
     };
@@ -275,6 +283,12 @@ pub fn command(repo: &Repo, work: Work, depth: Depth) -> Result<(Command, Dialec
             let mut cargo = repo.cargo_with(depth.compiler());
             cargo.args(["test", "--workspace", "--no-fail-fast", "--doc"]);
             Ok((cargo, Dialect::Cargo))
+        }
+        Work::Doc => {
+            let mut cargo = repo.cargo();
+            cargo.args(["doc", "--workspace", "--no-deps", "--document-private-items"]);
+            cargo.env("RUSTDOCFLAGS", "-D warnings");
+            Ok((cargo, Dialect::Lint))
         }
         Work::Kernels => {
             let mut command = kernels::command(repo)?;
@@ -345,23 +359,11 @@ mod tests {
 
     #[test]
     fn stages_are_chosen_in_their_order() {
-        let all = [
-            "fmt",
-            "build",
-            "test",
-            "setup",
-            "ruff",
-            "ruff-fmt",
-            "mypy",
-            "kernels",
-            "doctest",
-            "torture",
-            "torture-ranks",
-            "wheel",
-            "pytest",
-        ];
-        assert_eq!(chosen("").unwrap(), all);
+        let all = STAGES.map(|stage| stage.name);
         assert_eq!(chosen("--all").unwrap(), all);
+        let usual: Vec<&str> = all.into_iter().filter(|name| *name != "doc").collect();
+        assert_eq!(chosen("").unwrap(), usual);
+        assert_eq!(chosen("--stage doc").unwrap(), ["doc"]);
         assert_eq!(
             chosen("--no-python").unwrap(),
             ["fmt", "build", "test", "doctest", "torture", "torture-ranks"]

@@ -133,7 +133,7 @@ pub(crate) use flag_values;
 flag_values! {
     /// Attention on the GPU.
     AttentionArg for Attention {
-        /// cuDNN where it is installed and supports the shape, else our kernels
+        /// our backward for Hopper, cuDNN where it is installed and supports the shape, else our kernels
         Auto,
         /// cuDNN; an error where it is missing or does not support the shape
         Cudnn,

@@ -80,27 +80,35 @@ pub unsafe fn gemm_local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>) {
                     }
                 };
                 let vectors = columns.div_ceil(kernels.lanes);
-                for (i, row) in rows.clone().step_by(kernels.mr).enumerate() {
-                    let height = kernels.mr.min(rows.end - row);
-                    let tile = Tile {
-                        k,
-                        a: a.ptr.wrapping_add(i * a.tile),
-                        a_rs: a.rs,
-                        a_cs: a.cs,
-                        b,
-                        b_rs,
-                        // SAFETY: row < m, column < n.
-                        c: unsafe { g.c.ptr.add(row * g.c.rs + column) },
-                        c_rs: g.c.rs,
-                        rows: height,
-                        columns,
-                        last: columns - (vectors - 1) * kernels.lanes,
-                        alpha: g.alpha,
-                        accumulate: g.beta == Beta::Accumulate || k0 > 0,
-                        fetch: std::ptr::null(),
-                    };
+                let mut tile = Tile {
+                    k,
+                    a: a.ptr,
+                    a_rs: a.rs,
+                    a_cs: a.cs,
+                    b,
+                    b_rs,
+                    // SAFETY: first < m, column < n.
+                    c: unsafe { g.c.ptr.add(first * g.c.rs + column) },
+                    c_rs: g.c.rs,
+                    rows: kernels.mr,
+                    columns,
+                    last: columns - (vectors - 1) * kernels.lanes,
+                    alpha: g.alpha,
+                    accumulate: g.beta == Beta::Accumulate || k0 > 0,
+                    fetch: std::ptr::null(),
+                };
+                // A tile of this size takes some hundred cycles: from one to the next only what changes is written.
+                let full = kernels.strided[kernels.mr - 1][vectors - 1];
+                for _ in 0..rows.len() / kernels.mr {
                     // SAFETY: the kernel of the size of the tile, of an `Isa` this machine has.
-                    unsafe { (kernels.strided[height - 1][vectors - 1])(&tile) };
+                    unsafe { full(&tile) };
+                    tile.a = tile.a.wrapping_add(a.tile);
+                    tile.c = tile.c.wrapping_add(kernels.mr * g.c.rs);
+                }
+                tile.rows = rows.len() % kernels.mr;
+                if tile.rows > 0 {
+                    // SAFETY: as above.
+                    unsafe { (kernels.strided[tile.rows - 1][vectors - 1])(&tile) };
                 }
             }
         }

@@ -2,7 +2,9 @@
 
 use super::*;
 use ironhorse_core::{Operands, bf16_to_f32, f32_to_bf16};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 fn random(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -49,14 +51,6 @@ impl Owned {
         Self { data, rs, cs }
     }
 
-    fn at(&self, i: usize, j: usize, operands: Operands) -> f64 {
-        let value = self.data[i * self.rs + j * self.cs];
-        match operands {
-            Operands::F32 | Operands::Tf32 => value.into(),
-            Operands::Bf16 => bf16_to_f32(f32_to_bf16(value)).into(),
-        }
-    }
-
     fn mat(&self) -> MatRef {
         MatRef { ptr: self.data.as_ptr(), rs: self.rs, cs: self.cs }
     }
@@ -92,20 +86,41 @@ pub(super) fn product(case: &Case, call: impl FnOnce(&Gemm<'_>)) -> (Vec<f32>, u
     (c, rs)
 }
 
+/// Σ a·b and Σ |a·b| of each element of a product.
+type Sums = Arc<Vec<[f64; 2]>>;
+
+/// The sums of a case. Layouts, instructions and old values do not change them, so they are computed once.
+fn sums(case: &Case) -> Sums {
+    type Key = ((usize, usize, usize), bool);
+    static KNOWN: Mutex<BTreeMap<Key, Sums>> = Mutex::new(BTreeMap::new());
+    let key = (case.size, case.operands == Operands::Bf16);
+    if let Some(known) = KNOWN.lock().unwrap().get(&key) {
+        return Arc::clone(known);
+    }
+    let (m, n, k) = case.size;
+    let rounded = |x: f32| if key.1 { bf16_to_f32(f32_to_bf16(x)) } else { x };
+    let [a, b] = [(m, k, 1), (k, n, 2)].map(|(rows, cols, seed)| {
+        random(rows * cols, seed).into_iter().map(|x| f64::from(rounded(x))).collect::<Vec<f64>>()
+    });
+    let mut sums = vec![[0.0; 2]; m * n];
+    for (i, p) in (0..m).flat_map(|i| (0..k).map(move |p| (i, p))) {
+        for (sum, b) in sums[i * n..(i + 1) * n].iter_mut().zip(&b[p * n..(p + 1) * n]) {
+            let one = a[i * k + p] * b;
+            *sum = [sum[0] + one, sum[1] + one.abs()];
+        }
+    }
+    let sums = Arc::new(sums);
+    KNOWN.lock().unwrap().insert(key, Arc::clone(&sums));
+    sums
+}
+
 pub(super) fn check(case: &Case, what: &str, call: impl FnOnce(&Gemm<'_>)) {
     let (m, n, k) = case.size;
-    let a = Owned::new(m, k, case.layouts.0, 1);
-    let b = Owned::new(k, n, case.layouts.1, 2);
-    let (c, rs) = product(case, call);
+    let (sums, (c, rs)) = (sums(case), product(case, call));
     let old = if case.beta == Beta::Accumulate { 0.25 } else { 0.0 };
     for i in 0..m {
         for j in 0..n {
-            let (mut sum, mut size) = (0.0, 0.0);
-            for p in 0..k {
-                let one = a.at(i, p, case.operands) * b.at(p, j, case.operands);
-                sum += one;
-                size += one.abs();
-            }
+            let [sum, size] = sums[i * n + j];
             let want = old + f64::from(case.alpha) * sum;
             // A random walk of k roundings, with room.
             let room = 2e-7 * (1.0 + size * f64::from(case.alpha.abs()) * 16.0 / (k.max(1) as f64).sqrt());

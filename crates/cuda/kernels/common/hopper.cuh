@@ -149,6 +149,39 @@ template <bool A_ALONG, bool B_ALONG> DEVICE void wgmma_256(float (&c)[128], u64
         : "l"(a), "l"(b), "r"(adds), "n"(A_ALONG ? 0 : 1), "n"(B_ALONG ? 0 : 1));
 }
 
+// The same with 128 columns.
+template <bool A_ALONG, bool B_ALONG> DEVICE void wgmma_128(float (&c)[64], u64 a, u64 b, u32 adds) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,"
+        "%61,%62,%63}, %64, %65, p, 1, 1, %67, %68;\n}"
+        : ACC32(0), ACC32(32)
+        : "l"(a), "l"(b), "r"(adds), "n"(A_ALONG ? 0 : 1), "n"(B_ALONG ? 0 : 1));
+}
+// The same with 64 columns.
+template <bool A_ALONG, bool B_ALONG> DEVICE void wgmma_64(float (&c)[32], u64 a, u64 b, u32 adds) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+        "}, %32, %33, p, 1, 1, %35, %36;\n}"
+        : ACC32(0)
+        : "l"(a), "l"(b), "r"(adds), "n"(A_ALONG ? 0 : 1), "n"(B_ALONG ? 0 : 1));
+}
+// The same with a in registers, from a[AT] on: pairs of terms as in results, of 8 terms at a time in rows i/32·16 + i%32/4 and 8
+// further down.
+template <bool B_ALONG, int AT, int N> DEVICE void wgmma_64(float (&c)[32], const u32 (&a)[N], u64 b, u32 adds) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.u32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+        "}, {%32,%33,%34,%35}, %36, p, 1, 1, %38;\n}"
+        : ACC32(0)
+        : "r"(a[AT]), "r"(a[AT + 1]), "r"(a[AT + 2]), "r"(a[AT + 3]), "l"(b), "r"(adds), "n"(B_ALONG ? 0 : 1));
+}
+
 // c (64x128) = a (64x8)·b (8x128) in tf32, plus c where `adds`. Of a, warp i of the group has rows 16i.. in its registers as mma_tf32
 // does (common/mma.cuh); rows of b's tile are columns of the result, 32 terms wide. c is as above.
 DEVICE void wgmma_tf32(float (&c)[64], const u32 (&a)[4], u64 b, u32 adds) {

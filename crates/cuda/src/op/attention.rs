@@ -1,7 +1,8 @@
-//! Causal attention: cuDNN where it is present and takes the shape, else our own kernels.
+//! Causal attention: cuDNN where it is present and takes the shape, else our own kernels. On a Hopper GPU the backward of heads of 64
+//! channels is our own first.
 
-use super::flash;
 use super::lower::Lower;
+use super::{flash, flash_wgmma};
 use crate::cudnn::{Backward, Direction, DqSum, Execution, Lengths, Role, Session, Shape, is_refusal};
 use crate::launch::LibraryCall;
 use crate::{Attention, Error, Result};
@@ -43,6 +44,9 @@ pub(crate) fn attention_fwd(cx: &mut Lower<'_>, op: &AttentionFwd) -> Result<()>
 
 /// Lowers the backward.
 pub(crate) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<()> {
+    if flash_wgmma::attention_bwd(cx, op)? {
+        return Ok(());
+    }
     if !op.mask.is_causal() {
         no_cudnn(cx, "cudnn_attention_bwd", MASKED)?;
     } else if op.out.numel() > 0 && by_cudnn(cx, "cudnn_attention_bwd", |cx| cudnn_bwd(cx, op))? {

@@ -6,6 +6,7 @@ mod collective;
 mod elementwise;
 mod embedding;
 mod flash;
+mod flash_wgmma;
 mod fp8;
 mod gemv;
 mod grouped;
@@ -166,7 +167,7 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
 /// Every specialisation the launchers ask for.
 pub(crate) fn specs() -> Vec<Spec> {
     specs_of!(
-        attention_cached collective elementwise embedding flash fp8 gemv grouped grouped_fp8 grouped_lora linear loss memory muon norm optimizer
+        attention_cached collective elementwise embedding flash flash_wgmma fp8 gemv grouped grouped_fp8 grouped_lora linear loss memory muon norm optimizer
         preference qk_norm rope router routing sample swiglu
     )
 }

@@ -27,7 +27,7 @@ pub(super) fn fwd_cases(p: Precision) -> Vec<Case> {
         let (mut kit, (n, in_place, range)) = (kit(p, shape), shape);
         let inp = kit.slot([n]);
         let out = if in_place { inp } else { kit.slot([n]) };
-        kit.random(inp, -range, range);
+        kit.draw(inp, -range, range);
         kit.finish(ActFwd { out, inp, act })
     })
 }
@@ -37,7 +37,7 @@ pub(super) fn bwd_cases(p: Precision) -> Vec<Case> {
         let (mut kit, (n, in_place, range)) = (kit(p, shape), shape);
         let [d_out, inp] = [(); 2].map(|()| kit.slot([n]));
         let d_inp = if in_place { d_out } else { kit.slot([n]) };
-        kit.random(inp, -range, range);
+        kit.draw(inp, -range, range);
         kit.finish(ActBwd { d_inp, d_out, inp, act })
     })
 }

@@ -3,11 +3,12 @@
 mod masked;
 
 use super::dropout::drop_of;
-use super::{Case, Kit};
+use super::{Case, Earlier, Kit};
+use ironhorse_core::Precision;
 use ironhorse_core::op::{
     AttentionBwd, AttentionCached, AttentionDropoutBwd, AttentionDropoutFwd, AttentionFwd, AttentionMask,
 };
-use ironhorse_core::{Precision, Slot};
+use std::sync::Arc;
 
 /// (B, T, C, NH)
 const SHAPES: [[usize; 4]; 11] = [
@@ -36,6 +37,9 @@ const TILES: [[usize; 4]; 9] = [
     [1, 256, 256, 2],
     [1, 130, 384, 3],
 ];
+
+/// (B, T, C, NH, NKV) with as many heads as it takes to give each its own block of a large GPU.
+const MANY: [[usize; 5]; 2] = [[6, 128, 704, 11, 11], [67, 128, 128, 2, 1]];
 
 /// (B, T, C, NH, NKV) of grouped-query attention, for every kind of kernel.
 const GROUPED: [[usize; 5]; 15] = [
@@ -140,7 +144,7 @@ impl Size {
 pub(super) fn cases(p: Precision) -> Vec<Case> {
     let mut cases = Vec::new();
     let sizes = SHAPES.into_iter().chain(TILES).map(Size::from);
-    for size in sizes.chain(GROUPED.map(Size::from)) {
+    for size in sizes.chain(GROUPED.into_iter().chain(MANY).map(Size::from)) {
         cases.push(fwd(p, size, 1.0));
         cases.push(bwd(p, size, 1.0));
     }
@@ -188,7 +192,7 @@ fn fwd_op(kit: &mut Kit, size: Size, spread: f32) -> AttentionFwd {
     mark(kit, size, spread);
     let Size { b, t, c, heads, kv_heads } = size;
     let (out, lse, qkv) = (kit.slot([b, t, c]), kit.stat([b, heads, t]), kit.slot([b, t, size.packed()]));
-    kit.random(qkv, -spread, spread);
+    kit.draw(qkv, -spread, spread);
     AttentionFwd { out, lse, qkv, heads, kv_heads, mask: AttentionMask::CAUSAL }
 }
 
@@ -219,7 +223,7 @@ fn dropout_fwd_op(kit: &mut Kit, size: Size, number: usize) -> AttentionDropoutF
 fn dropout_bwd(p: Precision, size: Size, number: usize) -> Case {
     let mut kit = dropout_kit(p, size, number);
     let forward = dropout_fwd_op(&mut kit, size, number);
-    let results = Results::of(kit.finish(forward), forward.attention());
+    let results = results(kit.finish(forward), forward.attention());
     let mut kit = dropout_kit(p, size, number);
     let AttentionBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads, mask } =
         bwd_op(&mut kit, size, 1.0, &results);
@@ -227,38 +231,20 @@ fn dropout_bwd(p: Precision, size: Size, number: usize) -> Case {
     kit.finish(AttentionDropoutBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads, mask, drop })
 }
 
-/// What a backward reads of its forward: the oracle's, rounded to f32.
-struct Results {
-    qkv: Vec<f32>,
-    out: Vec<f32>,
-    lse: Vec<f32>,
+/// What a backward reads of its forward.
+fn results(case: Case, op: AttentionFwd) -> Arc<Earlier> {
+    Earlier::new(case, &[op.qkv, op.out, op.lse])
 }
 
-impl Results {
-    fn of(case: Case, op: AttentionFwd) -> Self {
-        let oracle = case.oracle().expect("the forward runs on the oracle");
-        let [qkv, out, lse] = [op.qkv, op.out, op.lse].map(|slot: Slot| {
-            oracle.read_f64(slot).expect("a slot of the case").into_iter().map(|x| x as f32).collect()
-        });
-        Self { qkv, out, lse }
-    }
-}
-
-fn bwd_op(kit: &mut Kit, size: Size, spread: f32, results: &Results) -> AttentionBwd {
+fn bwd_op(kit: &mut Kit, size: Size, spread: f32, results: &Arc<Earlier>) -> AttentionBwd {
     let Size { b, t, c, heads, kv_heads } = size;
     mark(kit, size, spread);
-    let op = AttentionBwd {
-        d_qkv: kit.slot([b, t, size.packed()]),
-        d_out: kit.slot([b, t, c]),
-        qkv: kit.f32s([b, t, size.packed()], &results.qkv),
-        out: kit.f32s([b, t, c], &results.out),
-        lse: kit.stat([b, heads, t]),
-        heads,
-        kv_heads,
-        mask: AttentionMask::CAUSAL,
-    };
-    kit.set(op.lse, results.lse.clone());
-    op
+    let (d_qkv, d_out) = (kit.slot([b, t, size.packed()]), kit.slot([b, t, c]));
+    let (qkv, out, lse) = (kit.slot([b, t, size.packed()]), kit.slot([b, t, c]), kit.stat([b, heads, t]));
+    for (number, slot) in [qkv, out, lse].into_iter().enumerate() {
+        kit.result(slot, results, number);
+    }
+    AttentionBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads, mask: AttentionMask::CAUSAL }
 }
 
 /// `out` and `lse` are the results of the oracle's forward, rounded to f32.
@@ -266,7 +252,7 @@ fn bwd(p: Precision, size: Size, spread: f32) -> Case {
     let name = format!("{} spread {spread}", size.name("T"));
     let mut kit = Kit::with_precision(p, name.as_str());
     let forward = fwd_op(&mut kit, size, spread);
-    let results = Results::of(kit.finish(forward), forward);
+    let results = results(kit.finish(forward), forward);
     let mut kit = Kit::with_precision(p, name);
     let op = bwd_op(&mut kit, size, spread, &results);
     kit.finish(op)

@@ -153,7 +153,7 @@ fn quantize(p: Precision, [rows, cols]: [usize; 2], format: Fp8, form: Form) -> 
     kit.set(bound, vec![amax.unwrap_or(most)]);
     let pre = act.filter(|_| back).map(|act| PreAct { act, slot: kit.slot([rows, cols]) });
     if let Some(pre) = pre {
-        kit.random(pre.slot, -4.0, 4.0);
+        kit.draw(pre.slot, -4.0, 4.0);
     }
     let act = act.filter(|_| !back);
     let seen = seen.map(|seen| {
@@ -197,8 +197,7 @@ fn matmul(
     let bias = bias.then(|| kit.param([n]));
     let [a, b] = [([m, k], of_a), ([n, k], of_b)].map(|(shape, format)| {
         let slot = kit.fp8(shape, format);
-        let values = kit.rng.uniforms(slot.numel(), -100.0, 100.0);
-        kit.set(slot, values.into_iter().map(|x| format.quantize(x)).collect());
+        kit.draw_fp8(slot, [-100.0, 100.0], Some(format));
         slot
     });
     let [a_inverse, b_inverse] = [0.125, 1.0 / 4096.0].map(|inverse| {

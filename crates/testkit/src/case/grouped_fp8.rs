@@ -61,8 +61,7 @@ fn kit(p: Precision, (rows, n, k): Groups, more: &str) -> Kit {
 /// Random numbers of a format.
 fn operand(kit: &mut Kit, shape: impl Into<Shape>, format: Fp8) -> Slot {
     let slot = kit.fp8(shape, format);
-    let values = kit.rng.uniforms(slot.numel(), -100.0, 100.0);
-    kit.set(slot, values.into_iter().map(|x| format.quantize(x)).collect());
+    kit.draw_fp8(slot, [-100.0, 100.0], Some(format));
     slot
 }
 

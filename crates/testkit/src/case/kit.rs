@@ -1,11 +1,10 @@
 //! Builds a case: declares slots with guards between them and fills those that the op reads.
 
-use super::{Case, Data, Input};
+use super::{Case, Data, Drawn, Earlier, Input, round_to};
 use crate::Rng;
 use ironhorse_core::op::{AdamW, Op};
-use ironhorse_core::{
-    Builder, DType, Fp8, Layout, Pool, Precision, Scalars, Shape, Slot, bf16_to_f32, f32_to_bf16,
-};
+use ironhorse_core::{Builder, DType, Fp8, Layout, Pool, Precision, Scalars, Shape, Slot};
+use std::sync::Arc;
 
 /// The number of elements of a guard: one cache line.
 const GUARD: usize = 16;
@@ -146,13 +145,26 @@ impl Kit {
 
     /// Sets the values of a slot, rounded to its element type; returns the rounded values.
     pub fn set(&mut self, slot: Slot, mut values: Vec<f32>) -> Vec<f32> {
-        match slot.dtype {
-            DType::BF16 => values.iter_mut().for_each(|value| *value = bf16_to_f32(f32_to_bf16(*value))),
-            DType::F8(format) => values.iter_mut().for_each(|value| *value = format.quantize(*value)),
-            _ => {}
-        }
+        round_to(slot.dtype, &mut values);
         self.given.push(Input { slot, data: Data::F32(values.clone()) });
         values
+    }
+
+    /// Random values in a slot, drawn when the case is run.
+    pub fn draw(&mut self, slot: Slot, lo: f32, hi: f32) {
+        self.draw_fp8(slot, [lo, hi], None);
+    }
+
+    /// The same, rounded to 8 bits even if the slot is wider.
+    pub(crate) fn draw_fp8(&mut self, slot: Slot, range: [f32; 2], fp8: Option<Fp8>) {
+        let data = Data::Drawn(Drawn { rng: self.rng.clone(), range, fp8 });
+        self.rng.skip(slot.numel());
+        self.given.push(Input { slot, data });
+    }
+
+    /// What a slot holds after an earlier op.
+    pub(crate) fn result(&mut self, slot: Slot, earlier: &Arc<Earlier>, number: usize) {
+        self.given.push(Input { slot, data: Data::Result(Arc::clone(earlier), number) });
     }
 
     /// Sets random values in a slot and returns them.
@@ -167,7 +179,7 @@ impl Kit {
         for arg in op.args() {
             let given = self.given.iter().any(|input| input.slot == arg.slot);
             if arg.access.reads_at(self.scalars.micro_step) && !given && arg.slot.numel() > 0 {
-                self.random(arg.slot, -1.0, 1.0);
+                self.draw(arg.slot, -1.0, 1.0);
             }
         }
         self.guard();

@@ -29,7 +29,7 @@ fn fwd(p: Precision, [b, t, c]: NormShape, offset: f32) -> Case {
         bias: kit.param([c]),
         eps: EPS,
     };
-    kit.random(op.inp, offset, offset + 3.0);
+    kit.draw(op.inp, offset, offset + 3.0);
     kit.finish(op)
 }
 
@@ -46,7 +46,7 @@ fn residual(p: Precision, [b, t, c]: NormShape, in_place: InPlace) -> Case {
         bias: kit.param([c]),
         eps: EPS,
     };
-    kit.random(a, -1.0, 2.0);
+    kit.draw(a, -1.0, 2.0);
     kit.finish(op)
 }
 

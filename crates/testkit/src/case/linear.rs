@@ -120,7 +120,7 @@ fn bwd_input(p: Precision, [b, t, c, oc]: [usize; 4], act: Option<Act>) -> Case 
         pre: act.map(|act| PreAct { act, slot: kit.slot([b, t, c]) }),
     };
     if let Some(pre) = op.pre {
-        kit.random(pre.slot, -4.0, 4.0);
+        kit.draw(pre.slot, -4.0, 4.0);
     }
     kit.finish(op)
 }

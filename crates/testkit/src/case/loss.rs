@@ -58,7 +58,7 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
             kit.scalars.micro_step = micro_step;
             kit.scalars.loss_scale = 1.0 / (3 * n.max(1)) as f32;
             let (loss, losses) = (kit.stat([]), kit.stat([1, n]));
-            kit.random(losses, 0.0, 12.0);
+            kit.draw(losses, 0.0, 12.0);
             kit.finish(LossMean { loss, losses, accum })
         }));
     }

@@ -35,26 +35,96 @@ pub use kit::Kit;
 pub(crate) use optimizer::flat_pools;
 pub use refusal::{refusals, refusals_in};
 
-use crate::OracleEngine;
+use crate::{OracleEngine, Rng};
 use ironhorse_core::op::{Accum, ActBwd, ActFwd, Op};
-use ironhorse_core::{DType, Engine, EngineExt, Layout, Pool, Precision, Program, Result, Scalars, Slot};
+use ironhorse_core::{
+    DType, Engine, EngineExt, Fp8, Layout, Pool, Precision, Program, Result, Scalars, Slot, bf16_to_f32,
+    f32_to_bf16,
+};
+use std::borrow::Cow;
+use std::sync::{Arc, OnceLock};
 
 /// The contents of a slot before the op runs.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum Data {
     /// For float slots.
     F32(Vec<f32>),
+    /// For float slots: random numbers that are drawn when the case is run. Most lists of cases are made to choose a few of
+    /// them, and the largest have gigabytes.
+    Drawn(Drawn),
+    /// For float slots: one of the results of an earlier op.
+    Result(Arc<Earlier>, usize),
     /// For integer slots.
     I32(Vec<i32>),
 }
 
+/// Random numbers that were not drawn yet.
+#[derive(Clone, Debug)]
+pub struct Drawn {
+    rng: Rng,
+    range: [f32; 2],
+    /// Rounded to 8 bits, even if the slot is wider.
+    fp8: Option<Fp8>,
+}
+
+/// A forward whose results a backward reads: the oracle's, rounded to f32. It is computed when one of them is run.
+#[derive(Debug)]
+pub struct Earlier {
+    case: Case,
+    slots: Vec<Slot>,
+    results: OnceLock<Vec<Vec<f32>>>,
+}
+
+impl Earlier {
+    /// These slots after this case.
+    pub(crate) fn new(case: Case, slots: &[Slot]) -> Arc<Self> {
+        Arc::new(Self { case, slots: slots.to_vec(), results: OnceLock::new() })
+    }
+
+    fn result(&self, number: usize) -> &[f32] {
+        let results = self.results.get_or_init(|| {
+            let oracle = self.case.oracle().expect("the forward runs on the oracle");
+            let read = |&slot| oracle.read_f64(slot).expect("a slot of the case");
+            self.slots.iter().map(|slot| read(slot).into_iter().map(|x| x as f32).collect()).collect()
+        });
+        &results[number]
+    }
+}
+
 /// A slot and what it holds before the op runs.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Input {
     /// The slot.
     pub slot: Slot,
     /// What.
     pub data: Data,
+}
+
+impl Input {
+    /// What a float slot holds, rounded to its element type; nothing for integers.
+    pub fn floats(&self) -> Cow<'_, [f32]> {
+        let mut values = match &self.data {
+            Data::F32(values) => return values.into(),
+            Data::I32(_) => return Cow::default(),
+            Data::Drawn(Drawn { rng, range: [lo, hi], fp8 }) => {
+                let mut values = rng.clone().uniforms(self.slot.numel(), *lo, *hi);
+                fp8.iter().for_each(|format| round_to(DType::F8(*format), &mut values));
+                values
+            }
+            Data::Result(earlier, number) => earlier.result(*number).to_vec(),
+        };
+        round_to(self.slot.dtype, &mut values);
+        values.into()
+    }
+}
+
+/// Rounds to an element type.
+fn round_to(dtype: DType, values: &mut [f32]) {
+    match dtype {
+        DType::BF16 => values.iter_mut().for_each(|value| *value = bf16_to_f32(f32_to_bf16(*value))),
+        DType::F8(format) => values.iter_mut().for_each(|value| *value = format.quantize(*value)),
+        _ => {}
+    }
 }
 
 /// One op with all its inputs.
@@ -115,8 +185,10 @@ impl Case {
         }
         for input in &self.inputs {
             match &input.data {
-                Data::F32(values) => engine.write_f32(input.slot, values)?,
                 Data::I32(values) => engine.write_i32(input.slot, values)?,
+                Data::F32(_) | Data::Drawn(_) | Data::Result(..) => {
+                    engine.write_f32(input.slot, &input.floats())?;
+                }
             }
         }
         Ok(())
@@ -271,8 +343,8 @@ mod tests {
             assert!(cases.iter().any(|case| case.op().name() == *op), "{op}");
         }
         for input in cases.iter().flat_map(|case| &case.inputs) {
-            if let (DType::BF16, Data::F32(values)) = (input.slot.dtype, &input.data) {
-                assert!(values.iter().all(|value| value.is_nan() || value.to_bits() & 0xffff == 0));
+            if input.slot.dtype == DType::BF16 {
+                assert!(input.floats().iter().all(|value| value.is_nan() || value.to_bits() & 0xffff == 0));
             }
         }
         let wide = ["mean", "rstd", "lse", "losses", "norm", "moment1", "moment2", "master"];

@@ -114,7 +114,7 @@ fn momentum(p: Precision, name: &str, table: &Table, scalars: Scalars, scale: f3
     let [rows, cols, first, count] = table.batch;
     let [grads, moment1] = [Pool::Grads, Pool::Moment1].map(|pool| kit.builder.flat(pool));
     let out = kit.slot([count, rows, cols]);
-    kit.random(moment1, -scale, scale);
+    kit.draw(moment1, -scale, scale);
     let values = kit.random(grads, -scale, scale);
     let total = values.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
     kit.set(norm, vec![total as f32]);

@@ -82,8 +82,8 @@ fn case(
     let theirs = losses.into_iter().map(|loss| loss + kit.rng.uniforms(1, -apart, apart)[0]).collect();
     kit.set(op.reference, theirs);
     // what is added to is larger than any mean of rewards: the sums cancel nothing
-    kit.random(op.loss, 20.0, 30.0);
-    kit.random(op.means, 20.0, 30.0);
+    kit.draw(op.loss, 20.0, 30.0);
+    kit.draw(op.means, 20.0, 30.0);
     kit.finish(op)
 }
 

@@ -73,7 +73,7 @@ fn fwd(p: Precision, shape: [usize; 5], (in_place, range): (bool, f32), factors:
         gain: factors.0,
         q_scale: factors.1,
     };
-    kit.random(inp, -range, 2.0 * range);
+    kit.draw(inp, -range, 2.0 * range);
     kit.finish(op)
 }
 

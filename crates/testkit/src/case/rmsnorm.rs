@@ -46,7 +46,7 @@ fn fwd<const ONE_PLUS: bool>(p: Precision, [b, t, c]: NormShape, range: f32) -> 
         eps: EPS,
         gain: gain::<ONE_PLUS>(),
     };
-    kit.random(op.inp, -range, 2.0 * range);
+    kit.draw(op.inp, -range, 2.0 * range);
     kit.finish(op)
 }
 
@@ -62,7 +62,7 @@ fn residual<const ONE_PLUS: bool>(p: Precision, [b, t, c]: NormShape, in_place: 
         eps: EPS,
         gain: gain::<ONE_PLUS>(),
     };
-    kit.random(a, -1.0, 2.0);
+    kit.draw(a, -1.0, 2.0);
     kit.finish(op)
 }
 

@@ -98,7 +98,7 @@ fn bwd(p: Precision, shape: [usize; 3], alpha: f32) -> Case {
     };
     kit.set(op.probs, narrow(forward.probs));
     kit.set(op.weights, narrow(forward.weights));
-    kit.random(op.load, 0.0, 2.0 * k as f32 / e as f32);
+    kit.draw(op.load, 0.0, 2.0 * k as f32 / e as f32);
     if k == 1 || e == 1 {
         kit.floor = 1.0; // with K = 1 the weight is always 1: its gradient is only rounding error
     }

@@ -133,7 +133,7 @@ fn combine(p: Precision, [n, k, c]: [usize; 3]) -> Case {
         places: kit.i32s([n, k], &places),
         weights: kit.stat([n, k]),
     };
-    kit.random(op.weights, 0.0, 1.0);
+    kit.draw(op.weights, 0.0, 1.0);
     kit.finish(op)
 }
 
@@ -149,6 +149,6 @@ fn combine_bwd(p: Precision, [n, k, c]: [usize; 3], in_place: bool) -> Case {
         places: kit.i32s([n, k], &places),
         weights: kit.stat([n, k]),
     };
-    kit.random(op.weights, 0.0, 1.0);
+    kit.draw(op.weights, 0.0, 1.0);
     kit.finish(op)
 }

@@ -42,7 +42,7 @@ fn note(gate: Gate) -> &'static str {
 fn fwd(p: Precision, [rows, width]: [usize; 2], gate: Gate, range: f32) -> Case {
     let mut kit = Kit::with_precision(p, format!("rows {rows} F{width} range {range}{}", note(gate)));
     let op = SwigluFwd { out: kit.slot([rows, width]), inp: kit.slot([rows, 2 * width]), gate };
-    kit.random(op.inp, -range, range);
+    kit.draw(op.inp, -range, range);
     kit.finish(op)
 }
 
@@ -56,7 +56,7 @@ fn bwd(
     let mut kit = Kit::with_precision(p, name);
     let (d_out, inp) = (kit.slot([rows, width]), kit.slot([rows, 2 * width]));
     let d_inp = if in_place { inp } else { kit.slot([rows, 2 * width]) };
-    kit.random(inp, -range, range);
+    kit.draw(inp, -range, range);
     let act = match act {
         Act::Left => None,
         Act::Apart => Some(kit.slot([rows, width])),

@@ -22,6 +22,13 @@ pub struct Backward<T: Elem> {
     pub d_v: Span<T>,
 }
 
+/// What the softmax of a tile needs of each query.
+struct Columns<A> {
+    lse: [A; TILE],
+    /// Σ d_out out
+    delta: [A; TILE],
+}
+
 impl<T: Elem> Backward<T> {
     /// Elements of the gradients of keys and values that each query head accumulates separately before they are added;
     /// 0 where a head writes the result at once.
@@ -92,6 +99,8 @@ impl<T: Elem> Backward<T> {
             let q = self.from.queries(self.from.q, a.q, head, queries).load(isa, q_room);
             [q, self.from.queries(self.d_out, a.out, head, queries).load(isa, d_o_room)]
         };
+        // SAFETY: guaranteed by the caller.
+        let columns = unsafe { self.columns(isa, head, queries) };
         for (number, keys) in chunks.enumerate() {
             let cols = keys.len();
             let mut scores = [&mut p_scores[..cols * stride], &mut dp_scores[..cols * stride]];
@@ -101,7 +110,7 @@ impl<T: Elem> Backward<T> {
             unsafe {
                 let [k, v] = self.from.keys([keys.start, head], cols);
                 let (k, v) = (k.load(isa, k_room), v.load(isa, v_room));
-                self.scores((gemm, isa), &mut scores, [q, d_o, k, v], head, [queries, &keys]);
+                self.scores((gemm, isa), &mut scores, [q, d_o, k, v], &columns, (head, [queries, &keys]));
                 let [p, ds] = scores.map(|scores| Mat::new(scores, stride));
                 if let Some(d_q) = d_q {
                     product((gemm, isa), [rows, hd, cols], [ds.transposed(), k], d_q, beta);
@@ -124,17 +133,16 @@ impl<T: Elem> Backward<T> {
         (gemm, isa): (&mut LocalScratch, Isa),
         [p, dp]: &mut [&mut [T::Acc]; 2],
         [q, d_o, k, v]: [Mat<T::Acc>; 4],
-        head: usize,
-        [queries, keys]: [&Range<usize>; 2],
+        columns: &Columns<T::Acc>,
+        (head, [queries, keys]): (usize, [&Range<usize>; 2]),
     ) {
         let s = &self.from.shape;
         let (stride, size) = (row_stride(queries.len()), [keys.len(), queries.len(), s.0.head_dim]);
         // SAFETY: guaranteed by the caller.
-        let (lse, delta) = unsafe {
+        unsafe {
             product((gemm, isa), size, [k, q.transposed()], Mat::new(p, stride), Beta::Overwrite);
             product((gemm, isa), size, [v, d_o.transposed()], Mat::new(dp, stride), Beta::Overwrite);
-            self.columns(isa, head, queries)
-        };
+        }
         let factors = [s.factor(isa, p), T::Acc::of(s.0.scale)];
         let first = head * s.0.q_len + queries.start;
         let dropped = |scores: &mut [T::Acc]| {
@@ -143,15 +151,19 @@ impl<T: Elem> Backward<T> {
             }
         };
         dropped(dp); // the gradients of all probabilities, from those of the kept ones
-        softmax_bwd_columns(isa, p, dp, stride, factors, &lse, &delta);
+        softmax_bwd_columns(isa, p, dp, stride, factors, &columns.lse, &columns.delta);
         dropped(p); // what was multiplied with the values
         self.from.hide(p, queries, keys, T::Acc::ZERO);
         self.from.hide(dp, queries, keys, T::Acc::ZERO);
         // The softmax of one score is the constant 1: its gradient is exactly 0. Rounding noise in its place would be blown up
         // by AdamW.
+        // Later queries of a tile reach no fewer keys.
         for (i, t) in queries.clone().enumerate() {
             let reached = self.from.reached(head, t);
-            if reached.len() == 1 && keys.contains(&reached.start) {
+            if reached.len() > 1 {
+                break;
+            }
+            if keys.contains(&reached.start) && !reached.is_empty() {
                 dp[(reached.start - keys.start) * stride + i] = T::Acc::ZERO;
             }
         }
@@ -174,27 +186,22 @@ impl<T: Elem> Backward<T> {
         })
     }
 
-    /// The lse of each query of a tile, and Σ d_out out.
+    /// Those of a tile.
     ///
     /// # Safety
     /// The caller may read `lse`, `d_out` and `out`.
-    unsafe fn columns(
-        &self,
-        isa: Isa,
-        head: usize,
-        queries: &Range<usize>,
-    ) -> ([T::Acc; TILE], [T::Acc; TILE]) {
+    unsafe fn columns(&self, isa: Isa, head: usize, queries: &Range<usize>) -> Columns<T::Acc> {
         let a = &self.from.shape.0;
-        let (mut lse, mut delta) = ([T::Acc::ZERO; TILE], [T::Acc::ZERO; TILE]);
+        let mut columns = Columns { lse: [T::Acc::ZERO; TILE], delta: [T::Acc::ZERO; TILE] };
         let [d_out, out] = [self.d_out, self.from.out].map(|x| self.from.queries(x, a.out, head, queries));
         for (i, t) in queries.clone().enumerate() {
             // SAFETY: guaranteed by the caller.
             unsafe {
-                delta[i] = dot(isa, d_out.row(i).all(), out.row(i).all());
-                lse[i] = self.from.lse.value(head * a.q_len + t);
+                columns.delta[i] = dot(isa, d_out.row(i).all(), out.row(i).all());
+                columns.lse[i] = self.from.lse.value(head * a.q_len + t);
             }
         }
-        (lse, delta)
+        columns
     }
 
     /// Adds up what the heads of queries have in `own`, and writes it to `d_k` and `d_v`.

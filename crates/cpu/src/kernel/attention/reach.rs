@@ -51,10 +51,16 @@ impl<T: Elem> Forward<T> {
     /// The tiles of queries that begin among the [`TILE`] positions number `block`, in order: one without documents. A tile
     /// begins at every multiple of [`TILE`] of a document and ends before the next or with the document.
     pub(super) fn tiles(&self, head: usize, block: usize) -> impl Iterator<Item = Range<usize>> + '_ {
+        // Without documents these searches would look at every position for nothing.
+        let (positions, most) = match self.reach.positions {
+            Some(_) => (true, TILE),
+            None => (false, 1),
+        };
         let begins = move |&t: &usize| self.place(head, t).is_multiple_of(TILE);
-        self.shape.tile(block).filter(begins).map(move |first| {
+        self.shape.tile(block).take(most).filter(begins).map(move |first| {
             let end = self.shape.0.q_len.min(first + TILE);
-            first..(first + 1..end).find(|&t| self.place(head, t) == 0).unwrap_or(end)
+            let next = positions.then(|| (first + 1..end).find(|&t| self.place(head, t) == 0));
+            first..next.flatten().unwrap_or(end)
         })
     }
 
@@ -85,7 +91,9 @@ impl Heads {
         if !a.causal {
             return;
         }
-        for (key, row) in keys.clone().zip(s.chunks_exact_mut(stride)) {
+        // The first query sees the keys before this one, and so do all after it.
+        let seen = self.sees(queries.start).saturating_sub(keys.start).min(keys.len());
+        for (key, row) in (keys.start + seen..keys.end).zip(s.chunks_exact_mut(stride).skip(seen)) {
             // Queries before this one do not see the key.
             let first = (key + a.q_len).saturating_sub(a.kv_len + queries.start);
             row[..first.min(queries.len())].fill(value);

@@ -1,10 +1,11 @@
 //! Cases of attention over documents that share a sequence, and over a sliding window.
 
-use super::{Case, Kit, Results, Size, bwd_op, cached, drop_of, fwd_op};
+use super::{Case, Earlier, Kit, Size, bwd_op, cached, drop_of, fwd_op, results};
 use ironhorse_core::op::{
     AttentionBwd, AttentionDropoutBwd, AttentionDropoutFwd, AttentionFwd, AttentionMask,
 };
 use ironhorse_core::{Precision, Scalars};
+use std::sync::Arc;
 
 /// What limits the keys of a case: the longest document, 0 for whole sequences, and the window, 0 for none.
 type Limits = [usize; 2];
@@ -58,7 +59,7 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
         cases.push(kit.finish(op));
         let mut kit = Kit::with_precision(p, name.as_str());
         let op = forward(&mut kit);
-        let results = Results::of(kit.finish(op), op);
+        let results = results(kit.finish(op), op);
         let mut kit = Kit::with_precision(p, name);
         let op = bwd(&mut kit, size, limits, &results);
         cases.push(kit.finish(op));
@@ -85,7 +86,7 @@ pub(super) fn dropout_cases(p: Precision) -> Vec<Case> {
         cases.push(first.finish(op));
         let mut again = kit();
         let op = forward(&mut again);
-        let results = Results::of(again.finish(op), op.attention());
+        let results = results(again.finish(op), op.attention());
         let mut second = kit();
         let AttentionBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads, mask } =
             bwd(&mut second, size, limits, &results);
@@ -121,7 +122,7 @@ fn fwd(kit: &mut Kit, size: Size, limits: Limits) -> AttentionFwd {
     AttentionFwd { mask, ..fwd_op(kit, size, 1.0) }
 }
 
-fn bwd(kit: &mut Kit, size: Size, limits: Limits, results: &Results) -> AttentionBwd {
+fn bwd(kit: &mut Kit, size: Size, limits: Limits, results: &Arc<Earlier>) -> AttentionBwd {
     let mask = mask(kit, size, limits);
     AttentionBwd { mask, ..bwd_op(kit, size, 1.0, results) }
 }

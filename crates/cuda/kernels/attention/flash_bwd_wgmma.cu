@@ -1,0 +1,396 @@
+// flash_bwd_wgmma: gradients of causal attention, heads of 64 channels, bf16, Hopper only
+//
+//   p = exp(scale*q.k - lse), ds = p*(d_out.v - delta), d_q = scale*ds.k, d_k = scale*ds^T.q, d_v = p^T.d_out
+//
+// moves  what flash_bwd does; between the products of a head its sums of d_q, 4*T*HD bytes, stay in L2; bound: tensor cores
+// grid   a persistent block on each multiprocessor takes whole heads of keys. For each tile of 128 keys it passes over the tiles of
+//        128 queries that see them, of all heads that share the keys: a producer warp starts TMA copies, two consumer warpgroups
+//        multiply, 64 keys each. Needs HD == 64, T % 128 == 0
+// order  d_k and d_v over the queries, tile by tile; d_q over the keys, tile by tile. One block has all keys of a head, and each sum in
+//        L2 one thread that adds to it: bitwise repeatable
+//
+// p is rounded to bf16 before it multiplies dp too: with p in f32 a consumer's 240 registers do not suffice. They hold d_k and d_v (64),
+// s and then dp (64), p (32), and dq or the packed ds (32). Other orders of the products within a pair were slower (docs/log.md).
+#include "common/hopper.cuh"
+
+constexpr int HD = 64, TILE = 128, GROUP = 128, THREADS = 3 * GROUP;
+
+// flash_bwd_stats: what flash_bwd_wgmma reads per query: -lse*log2(e), and -delta = -sum(d_out*out)
+//
+// grid   32 queries of a head per block; 8 lanes sum a row
+KERNEL __launch_bounds__(256) flash_bwd_stats(float* stats, const bf16* d_out, const bf16* out, const float* lse, u32 seq, u32 heads) {
+    const u32 head = blockIdx.x / (seq / 32), query = blockIdx.x % (seq / 32) * 32 + threadIdx.x / 8;
+    const u64 at = ((u64)(head / heads) * seq + query) * heads * HD + head % heads * HD + threadIdx.x % 8 * 8;
+    float a[8], b[8], sum = 0.0f;
+    load_floats(a, d_out + at);
+    load_floats(b, out + at);
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum = fmaf(a[i], b[i], sum);
+    sum = warp_sum<8>(sum);
+    float* const to = stats + ((u64)head * seq + query / TILE * TILE) * 2 + query % TILE;
+    if (threadIdx.x % 8 == 0) to[0] = -lse[(u64)head * seq + query] * LOG2E;
+    if (threadIdx.x % 8 == 1) to[TILE] = -sum;
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+constexpr u32 HALF = 64 * HD * 2, BYTES = 2 * HALF;  // of 64 and of 128 rows
+constexpr u32 SCORES = 2 * TILE * 64 * 2;            // bytes of a tile of score gradients: 64 queries, then the other 64
+constexpr u32 STATS = 2 * TILE * 4;
+constexpr int FEW = 24, MANY = 240;
+
+extern __shared__ uint4 shared[];  // from the next multiple of 1024 on
+
+// Addresses in shared memory.
+struct Space {
+    u32 start;
+
+    DEVICE u32 k(u32 stage) const { return start + stage * BYTES; }
+    DEVICE u32 v(u32 stage) const { return start + (2 + stage) * BYTES; }
+    DEVICE u32 q(u32 stage) const { return start + (4 + stage) * BYTES; }
+    DEVICE u32 d_out(u32 stage) const { return start + (6 + stage) * BYTES; }
+    DEVICE u32 ds(u32 stage) const { return start + 8 * BYTES + stage * SCORES; }
+    DEVICE u32 results() const { return start + 8 * BYTES + 2 * SCORES; }
+    DEVICE u32 stats(u32 stage) const { return start + 9 * BYTES + 2 * SCORES + stage * STATS; }
+    DEVICE u32 barriers() const { return start + 9 * BYTES + 2 * SCORES + 2 * STATS; }
+    // Of a stage: keys and values are there, may be overwritten; queries, and gradients, are there, may be overwritten; score
+    // gradients are there.
+    DEVICE u32 kv_full(u32 stage) const { return barriers() + stage * 8; }
+    DEVICE u32 kv_empty(u32 stage) const { return barriers() + 16 + stage * 8; }
+    DEVICE u32 q_full(u32 stage) const { return barriers() + 32 + stage * 8; }
+    DEVICE u32 d_out_full(u32 stage) const { return barriers() + 48 + stage * 8; }
+    DEVICE u32 q_empty(u32 stage) const { return barriers() + 64 + stage * 8; }
+    DEVICE u32 ds_full(u32 stage) const { return barriers() + 80 + stage * 8; }
+};
+
+// A tile of keys and one of queries. Passes of odd tiles of keys go backwards over the queries: what was read last is read next.
+struct Pair {
+    u32 tiles, share;  // of a sequence; heads of queries to a head of keys
+    u32 unit;          // head of keys of the whole batch
+    u32 key, member, query;
+    u32 keys;   // tiles of keys so far
+    u32 count;  // pairs so far
+
+    DEVICE bool backwards() const { return key % 2; }
+    DEVICE bool begins_pass() const { return query == (backwards() ? tiles - 1 : key); }
+    DEVICE bool ends_pass() const { return query == (backwards() ? key : tiles - 1); }
+    DEVICE bool begins() const { return member == 0 && begins_pass(); }  // the first of its keys
+    DEVICE bool ends() const { return member == share - 1 && ends_pass(); }
+    DEVICE bool meets() const { return key == query; }  // some of the keys are behind some of the queries
+    DEVICE void next() {
+        count++;
+        if (!ends_pass()) {
+            query += backwards() ? -1 : 1;
+            return;
+        }
+        if (++member == share) {
+            member = 0;
+            keys++;
+            if (++key == tiles) key = 0, unit += gridDim.x;
+        }
+        query = backwards() ? tiles - 1 : key;
+    }
+};
+
+struct Shape {
+    u32 heads, kv_heads, units;
+    float scale;
+
+    DEVICE u32 head(const Pair& at) const { return at.unit % kv_heads * at.share + at.member; }
+    // Columns of qkv and its gradient, and a row of the batch.
+    DEVICE i32 q_column(const Pair& at) const { return (i32)(head(at) * HD); }
+    DEVICE i32 k_column(const Pair& at) const { return (i32)((heads + at.unit % kv_heads) * HD); }
+    DEVICE i32 v_column(const Pair& at) const { return (i32)((heads + kv_heads + at.unit % kv_heads) * HD); }
+    DEVICE i32 row(const Pair& at, u32 tile) const { return (i32)((at.unit / kv_heads * at.tiles + tile) * TILE); }
+};
+
+struct Maps {
+    const TensorMap &qkv, &d_out, &d_qkv;
+};
+
+DEVICE void produce(const Space& space, const Maps& maps, const float* stats, Pair at, const Shape& shape) {
+    for (; at.unit < shape.units; at.next()) {
+        if (at.begins()) {
+            const u32 stage = at.keys % 2, full = space.kv_full(stage);
+            barrier_wait(space.kv_empty(stage), at.keys / 2 % 2 ^ 1);
+            barrier_expect(full, 2 * BYTES);
+            tma_load(space.k(stage), maps.qkv, shape.k_column(at), shape.row(at, at.key), full);
+            tma_load(space.v(stage), maps.qkv, shape.v_column(at), shape.row(at, at.key), full);
+        }
+        const u32 stage = at.count % 2, full = space.q_full(stage), d_full = space.d_out_full(stage);
+        const u32 head = at.unit / shape.kv_heads * shape.heads + shape.head(at);
+        barrier_wait(space.q_empty(stage), at.count / 2 % 2 ^ 1);
+        barrier_expect(full, BYTES + STATS);
+        tma_load(space.q(stage), maps.qkv, shape.q_column(at), shape.row(at, at.query), full);
+        bulk_load(space.stats(stage), stats + ((u64)head * at.tiles + at.query) * 2 * TILE, STATS, full);
+        barrier_expect(d_full, BYTES);
+        tma_load(space.d_out(stage), maps.d_out, shape.q_column(at), shape.row(at, at.query), d_full);
+    }
+}
+
+DEVICE float2 load_two(u32 from) {
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
+    return x;
+}
+// Sums of d_q: 16 bytes of a thread.
+DEVICE float4 load_l2(const float* from) {
+    float4 x;
+    asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "l"(from) : "memory");
+    return x;
+}
+DEVICE void store_l2(float* to, const float (&x)[32], int i) {
+    asm volatile("st.global.cg.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to), "f"(x[i]), "f"(x[i + 1]), "f"(x[i + 2]), "f"(x[i + 3]) : "memory");
+}
+DEVICE void add_l2(float* to, const float (&x)[32], int i) {
+    asm volatile("red.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to), "f"(x[i]), "f"(x[i + 1]), "f"(x[i + 2]), "f"(x[i + 3]) : "memory");
+}
+
+struct Consumer {
+    Space space;
+    const Maps& maps;
+    float* sums;  // of this thread: the d_q of tiles of queries, 4 floats in each 4*GROUP
+    Shape shape;
+    u32 group, row;  // of this block's two, and this warp's first row of a tile
+
+    // s = k.q
+    DEVICE void scores(float (&s)[64], const Pair& at) const {
+        // The next 16 terms are 32 bytes further along a row, or 16 rows of 128 bytes; descriptors count in units of 16 bytes.
+        const u64 a = matrix_descriptor(space.k(at.keys % 2) + group * HALF, 16), b = matrix_descriptor(space.q(at.count % 2), 16);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < HD / 16; i++)
+            wgmma_128<true, true>(s, a + 2 * i, b + 2 * i, i > 0);
+        wgmma_commit();
+    }
+    // dp = v.d_out
+    DEVICE void slopes(float (&dp)[64], const Pair& at) const {
+        const u64 a = matrix_descriptor(space.v(at.keys % 2) + group * HALF, 16), b = matrix_descriptor(space.d_out(at.count % 2), 16);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < HD / 16; i++)
+            wgmma_128<true, true>(dp, a + 2 * i, b + 2 * i, i > 0);
+        wgmma_commit();
+    }
+    // to += a.b, with b's rows the terms
+    DEVICE void add_product(float (&to)[32], const u32 (&a)[32], u32 from, u32 adds) const {
+        const u64 b = matrix_descriptor(from, HALF);
+        wgmma_fence();
+        wgmma_64<false, 0>(to, a, b, adds);
+        wgmma_64<false, 4>(to, a, b + 128, 1);
+        wgmma_64<false, 8>(to, a, b + 2 * 128, 1);
+        wgmma_64<false, 12>(to, a, b + 3 * 128, 1);
+        wgmma_64<false, 16>(to, a, b + 4 * 128, 1);
+        wgmma_64<false, 20>(to, a, b + 5 * 128, 1);
+        wgmma_64<false, 24>(to, a, b + 6 * 128, 1);
+        wgmma_64<false, 28>(to, a, b + 7 * 128, 1);
+        wgmma_commit();
+    }
+    // dq = ds.k of this group's 64 queries, over all 128 keys
+    DEVICE void query_sums(float (&dq)[32], const Pair& at) const {
+        const u64 a = matrix_descriptor(space.ds(at.count % 2) + group * BYTES, HALF), b = matrix_descriptor(space.k(at.keys % 2), HALF);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < TILE / 16; i++)
+            wgmma_64<false, false>(dq, a + 128 * i, b + 128 * i, i > 0);
+        wgmma_commit();
+    }
+
+    // p = exp2(s*scale*log2(e) - lse), packed
+    DEVICE void weights(u32 (&p)[32], float (&s)[64], const Pair& at) const {
+        const u32 stats = space.stats(at.count % 2) + threadIdx.x % 4 * 8;
+        const float steep = shape.scale * LOG2E;
+        if (at.meets()) {
+            const i32 first = (i32)(row + threadIdx.x % WARP / 4) - (i32)(threadIdx.x % 4 * 2);
+#pragma unroll
+            for (int i = 0; i < 64; i++)
+                if (first + i / 2 % 2 * 8 > i / 4 * 8 + i % 2) s[i] = -__int_as_float(0x7f800000);
+        }
+#pragma unroll
+        for (int n = 0; n < TILE / 8; n++) {
+            const float2 lse = load_two(stats + 32 * n);
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                p[2 * n + h] = pack_bf16(exp2_flush(fmaf(s[4 * n + 2 * h], steep, lse.x)), exp2_flush(fmaf(s[4 * n + 2 * h + 1], steep, lse.y)));
+        }
+    }
+    // ds = p*(dp - delta), packed
+    DEVICE void score_slopes(u32 (&ds)[32], const u32 (&p)[32], const float (&dp)[64], const Pair& at) const {
+        const u32 stats = space.stats(at.count % 2) + TILE * 4 + threadIdx.x % 4 * 8;
+#pragma unroll
+        for (int n = 0; n < TILE / 8; n++) {
+            const float2 delta = load_two(stats + 32 * n);
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                float x = __uint_as_float(p[2 * n + h] << 16) * (dp[4 * n + 2 * h] + delta.x);
+                const float y = __uint_as_float(p[2 * n + h] & 0xffff0000) * (dp[4 * n + 2 * h + 1] + delta.y);
+                if (n == 0 && at.query == 0 && threadIdx.x % 4 == 0) x = 0.0f;  // the first query's softmax is constant
+                ds[2 * n + h] = pack_bf16(x, y);
+            }
+        }
+    }
+    // To shared memory: a row for each key, twice 64 queries wide.
+    DEVICE void share(const u32 (&ds)[32], const Pair& at) const {
+        const u32 lane = threadIdx.x % WARP, to = space.ds(at.count % 2) + (row + lane % 16) * 128;
+#pragma unroll
+        for (int n = 0; n < TILE / 8; n += 2) {
+            const u32 chunk = (n % 8 + lane / 16) ^ lane % 8;
+            store_matrices(to + n / 8 * BYTES + chunk * 16, ds[2 * n], ds[2 * n + 1], ds[2 * n + 2], ds[2 * n + 3]);
+        }
+        shared_fence();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(space.ds_full(at.count % 2));
+    }
+
+    DEVICE float* sums_of(const Pair& at) const { return sums + (u64)(at.member * at.tiles + at.query) * TILE * HD; }
+    // This warp's 16 rows of a result, by way of shared memory that only this warp uses.
+    DEVICE void send(const float (&x)[32], float factor, u32 tile, i32 column, i32 line) const {
+        const u32 lane = threadIdx.x % WARP, to = tile + lane % 16 * 128;
+#pragma unroll
+        for (int n = 0; n < 8; n += 2) {
+            u32 two[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) two[i] = pack_bf16(x[4 * n + 2 * i] * factor, x[4 * n + 2 * i + 1] * factor);
+            store_matrices(to + ((n + lane / 16) ^ lane % 8) * 16, two[0], two[1], two[2], two[3]);
+        }
+        shared_fence();
+        __syncwarp();
+        if (lane == 0) {
+            tma_store(maps.d_qkv, column, line + (i32)row, tile);
+            tma_store_commit();
+        }
+    }
+    // Waits until TMA has read what this warp sent.
+    DEVICE void wait_sent() const {
+        if (threadIdx.x % WARP == 0) tma_store_wait<0>();
+        __syncwarp();
+    }
+    // Adds to the sums of d_q in L2; with the last keys that the queries see, sends them. Then the keys may be overwritten.
+    DEVICE void store_sums(float (&dq)[32], const Pair& at) const {
+        float* const to = sums_of(at);
+        if (at.meets()) {
+            if (at.key > 0) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    const float4 old = load_l2(to + i * 4 * GROUP);
+                    dq[4 * i] += old.x, dq[4 * i + 1] += old.y, dq[4 * i + 2] += old.z, dq[4 * i + 3] += old.w;
+                }
+            }
+            wait_sent();
+            send(dq, shape.scale, space.results() + row * 128, shape.q_column(at), shape.row(at, at.query));
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                if (at.key == 0) store_l2(to + i * 4 * GROUP, dq, 4 * i);
+                else add_l2(to + i * 4 * GROUP, dq, 4 * i);
+            }
+        }
+        if (at.ends() && threadIdx.x % WARP == 0) {
+            tma_store_wait<0>();
+            barrier_arrive(space.kv_empty(at.keys % 2));
+        }
+    }
+    // d_k and d_v of a tile of keys; d_v by way of the place of the values.
+    DEVICE void store_keys(const float (&dk)[32], const float (&dv)[32], const Pair& at) const {
+        wait_sent();
+        asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");  // the group has read its values
+        send(dk, shape.scale, space.results() + row * 128, shape.k_column(at), shape.row(at, at.key));
+        send(dv, 1.0f, space.v(at.keys % 2) + row * 128, shape.v_column(at), shape.row(at, at.key));
+    }
+
+    // Each pair's dq is computed during the next pair's exponentials, when the other group's ds has arrived.
+    DEVICE void run(Pair at) const {
+        if (at.unit >= shape.units) return;
+        Pair before = at;
+        bool any = false;  // whether there is a pair before
+        before.count--;
+        float dk[32], dv[32];
+#pragma unroll
+        for (int i = 0; i < 32; i++) dk[i] = dv[i] = 0.0f;
+        // The first pair has none before it: its dq is that of whatever shared memory holds, and is not stored.
+        if (threadIdx.x % WARP == 0) barrier_arrive(space.ds_full(1));
+        while (at.unit < shape.units) {
+            const u32 stage = at.count % 2, round = at.count / 2 % 2;
+            float s[64], dp[64], dq[32];
+            u32 p[32], ds[32];
+            if (any && before.ends()) {
+                wgmma_wait<0>();
+                hold(dk);
+                hold(dv);
+                store_keys(dk, dv, before);
+            }
+            if (at.begins()) barrier_wait(space.kv_full(at.keys % 2), at.keys / 2 % 2);
+            barrier_wait(space.q_full(stage), round);
+            scores(s, at);
+            wgmma_wait<1>();
+            hold(dk);
+            hold(dv);
+            if (any && threadIdx.x % WARP == 0) barrier_arrive(space.q_empty(stage ^ 1));
+            barrier_wait(space.ds_full(stage ^ 1), round);
+            query_sums(dq, before);
+            wgmma_wait<1>();
+            hold(s);
+            barrier_wait(space.d_out_full(stage), round);
+            weights(p, s, at);
+            wgmma_wait<0>();
+            hold(dq);
+            if (any) store_sums(dq, before);
+            slopes(dp, at);
+            const u32 more = !at.begins();
+            add_product(dv, p, space.d_out(stage), more);
+            wgmma_wait<1>();
+            hold(dp);
+            score_slopes(ds, p, dp, at);
+            share(ds, at);
+            add_product(dk, ds, space.q(stage), more);
+            before = at;
+            any = true;
+            at.next();
+        }
+        barrier_wait(space.ds_full(before.count % 2), (before.count + 1) / 2 % 2);
+        float dq[32];
+        query_sums(dq, before);
+        wgmma_wait<0>();
+        hold(dk);
+        hold(dv);
+        hold(dq);
+        store_keys(dk, dv, before);
+        store_sums(dq, before);
+        wait_sent();
+    }
+};
+#endif
+
+KERNEL __launch_bounds__(THREADS, 1)
+    flash_bwd_wgmma(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap d_out, const __grid_constant__ TensorMap d_qkv,
+                    const float* stats, float* sums, u32 seq, u32 heads, u32 kv_heads, u32 units, float scale) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    const u32 begin = shared_address(shared);
+    const Space space{begin + (1024 - begin % 1024) % 1024};
+    const Maps maps{qkv, d_out, d_qkv};
+    if (threadIdx.x == 0) {
+        for (u32 s = 0; s < 2; s++) {
+            barrier_init(space.kv_full(s), 1);
+            barrier_init(space.kv_empty(s), 2 * GROUP / WARP);
+            barrier_init(space.q_full(s), 1);
+            barrier_init(space.d_out_full(s), 1);
+            barrier_init(space.q_empty(s), 2 * GROUP / WARP);
+            barrier_init(space.ds_full(s), 2 * GROUP / WARP);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+    const Shape shape{heads, kv_heads, units, scale};
+    const Pair first{seq / TILE, heads / kv_heads, blockIdx.x, 0, 0, 0, 0, 0};
+    if (threadIdx.x < GROUP) {
+        fewer_registers<FEW>();
+        if (threadIdx.x == 0) produce(space, maps, stats, first, shape);
+    } else {
+        more_registers<MANY>();
+        const u32 group = threadIdx.x / GROUP - 1, thread = threadIdx.x % GROUP;
+        float* const own = sums + (u64)blockIdx.x * (heads / kv_heads) * seq * HD + group * 64 * HD + thread * 4;
+        const Consumer consumer{space, maps, own, shape, group, group * 64 + thread / WARP * 16};
+        consumer.run(first);
+    }
+#endif
+}
