@@ -118,6 +118,7 @@ impl LanguageModel {
         };
         let mut session = Session::new(engine, config, &spec)?;
         load(&mut session, source.as_mut(), || false)?;
+        session.settle()?;
         Ok(Self { session, tokenizer, facts })
     }
 

@@ -162,6 +162,12 @@ pub trait Engine: Send {
     /// before; `out` is complete on return.
     fn read(&mut self, slot: Slot, out: HostSliceMut<'_>) -> Result<()>;
 
+    /// Says that these programs alone will run, and that the weights they read do not change any more: an engine may keep them in an order that
+    /// it reads faster. What else is asked for is done as before, only slower: it puts them back.
+    fn settle(&mut self, _programs: &[&Program]) -> Result<()> {
+        Ok(())
+    }
+
     /// Runs the ops of this index range. May return before they are done; reads wait for them.
     fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()>;
 

@@ -6,6 +6,7 @@ use crate::kernel::sampling::{Sampling, draw};
 use crate::limits::Limits;
 use crate::memory::Memory;
 use crate::op::{self, Ctx, OpScratch, RopeTables};
+use crate::settled::{Packer, Settled};
 use crate::team::{PerWorker, Team};
 use ironhorse_core::ranks::Alone;
 use ironhorse_core::{
@@ -60,6 +61,7 @@ pub struct CpuEngine {
     partials: Vec<f64>,
     counts: Vec<i32>,
     tables: RopeTables,
+    settled: Settled,
     ranks: Arc<dyn Communicator>,
 }
 
@@ -89,6 +91,7 @@ impl CpuEngine {
             partials: Vec::new(),
             counts: Vec::new(),
             tables: RopeTables::default(),
+            settled: Settled::default(),
             ranks: Arc::new(Alone),
         }
     }
@@ -96,6 +99,18 @@ impl CpuEngine {
     /// How many threads work.
     pub fn threads(&self) -> usize {
         self.team.threads()
+    }
+
+    /// The weights in panels, and what packs them.
+    fn settled(&mut self) -> (&mut Settled, Packer<'_>) {
+        let Self { memory, team, workspace, isa, settled, .. } = self;
+        (settled, Packer { memory, team, workspace, isa: *isa })
+    }
+
+    /// Puts weights in this slot back in the order of their elements.
+    fn unsettle(&mut self, slot: Slot) -> Result<()> {
+        let (settled, mut packer) = self.settled();
+        settled.undo(&mut packer, slot)
     }
 
     /// The instructions in use.
@@ -121,6 +136,7 @@ impl Engine for CpuEngine {
 
     fn write(&mut self, slot: Slot, data: HostSlice<'_>) -> Result<()> {
         data.check(&slot)?;
+        self.unsettle(slot)?;
         // SAFETY: `&mut self` guarantees that no op runs and that no other slice of the pools exists.
         unsafe {
             match data {
@@ -141,6 +157,7 @@ impl Engine for CpuEngine {
 
     fn read(&mut self, slot: Slot, out: HostSliceMut<'_>) -> Result<()> {
         out.check(&slot)?;
+        self.unsettle(slot)?;
         // SAFETY: as in `write`.
         unsafe {
             match out {
@@ -159,7 +176,20 @@ impl Engine for CpuEngine {
         Ok(())
     }
 
+    /// Weights of linear layers go into panels, in their place: a product of any number of rows reads them once, as they lie.
+    fn settle(&mut self, programs: &[&Program]) -> Result<()> {
+        if self.operands != Operands::F32 {
+            return Ok(()); // they are rounded while they are packed for each product
+        }
+        let (settled, mut packer) = self.settled();
+        settled.set(&mut packer, programs)
+    }
+
     fn run(&mut self, program: &Program, ops: Range<usize>, scalars: &Scalars) -> Result<()> {
+        if !self.settled.knows(program) {
+            let (settled, mut packer) = self.settled();
+            settled.undo_all(&mut packer)?;
+        }
         let mut ctx = Ctx {
             memory: &self.memory,
             team: &self.team,
@@ -170,6 +200,7 @@ impl Engine for CpuEngine {
             partials: &mut self.partials,
             counts: &mut self.counts,
             tables: &mut self.tables,
+            settled: &self.settled,
             ranks: self.ranks.as_ref(),
             program,
             apart: program.continues(),

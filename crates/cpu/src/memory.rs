@@ -77,6 +77,34 @@ fn bytes_of(buffer: &Buffer) -> usize {
     buffer.len() * size_of::<f32>()
 }
 
+/// Streams that are fetched at a time: one after the other a core of the machines we know reads 10 GB/s, eight at a time 16 to 18.
+pub const STREAMS: usize = 8;
+/// Floats in a cache line.
+const LINE: usize = 16;
+
+/// Asks for the lines of a window to come into the second-level cache, those of several streams in turns.
+pub fn fetch_streams(span: Span<f32>) {
+    let apart = span.len().div_ceil(STREAMS).next_multiple_of(LINE);
+    for line in (0..apart.min(span.len())).step_by(LINE) {
+        for stream in (0..STREAMS).map(|stream| stream * apart + line).take_while(|&at| at < span.len()) {
+            fetch(span.ptr().wrapping_add(stream));
+        }
+    }
+}
+
+/// Asks for the cache line at an address, which need not be mapped, to come into the second-level cache.
+#[inline(always)]
+pub fn fetch(at: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint; any address is allowed, and every x86-64 has the instruction.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// Element types for which every bit pattern is a value.
 pub trait Word: Copy {}
 impl Word for f32 {}

@@ -6,7 +6,7 @@ use std::process::Command;
 
 /// The file system in memory.
 const MEMORY: &str = "/dev/shm";
-/// Tests have used a tenth of it.
+/// Tests have used a fifth of it (1.5 GB at most).
 const LEAST_BYTES: u64 = 8 << 30;
 const PREFIX: &str = "ironhorse-tests-";
 

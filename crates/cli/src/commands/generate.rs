@@ -163,6 +163,7 @@ pub fn run(args: &GenerateArgs) -> Result<Outcome> {
     let mut session = Session::new(engine, config, &spec)?;
     let digest = load_base(&mut session, source.as_mut())?;
     adapters.iter().try_for_each(|(_, adapter)| adapter.check_base(&digest, &model))?;
+    session.settle()?;
 
     name_model(&model, source.as_ref());
     if let Some(warning) = tokenizer.warning().filter(|_| !args.prompt.is_empty()) {

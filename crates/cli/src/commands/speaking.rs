@@ -94,6 +94,7 @@ impl SpeakingArgs {
             adapter.check_base(&digest, &path)?;
             session.load_adapter(adapter)?;
         }
+        session.settle()?;
         name_model(&path, source.as_ref());
         let name = called(self.model.as_deref().unwrap_or(&path));
         Ok(Speaking { session, tokenizer, chat, config, name, context })

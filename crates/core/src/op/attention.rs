@@ -63,7 +63,8 @@ op! {
     name "attention_bwd"
     check(op, c) { op.check_as(c) }
     numerics {
-        // Probabilities (for d_v) and score gradients (for d_q and d_k) are rounded. A library may round the latter
+        // Probabilities (for d_v, and by some kernels also those in the score gradients) and score gradients (for d_q and
+        // d_k) are rounded. A library may round the latter
         // twice, or round each head's contribution to d_k and d_v where heads share keys and values.
         SCORES.product(Product::Attention).inner_roundings(2.0).bf16_engines(2.0 * BF16_UNIT)
     }

@@ -5,7 +5,7 @@
 
 use super::dots::{COLUMNS, DotTile, LANES, ROWS, Sums};
 use super::kernel::Kernels;
-use super::{Beta, Gemm, kernels};
+use super::{Beta, Gemm, Rows, kernels};
 use crate::isa::Isa;
 use crate::team::{TaskPanic, Team};
 use std::ops::Range;
@@ -19,7 +19,12 @@ const SLICE: usize = 768;
 
 /// Whether this path can compute the product, and is the fastest.
 pub(super) fn fits(g: &Gemm<'_>) -> bool {
-    g.m <= g.few && g.b.rs == 1 && g.a.cs == 1
+    let few = match g.rows {
+        Rows::Fastest => g.m <= FEW,
+        Rows::Dots => true,
+        Rows::Packed | Rows::Panels => false,
+    };
+    few && g.b.rs == 1 && g.a.cs == 1
 }
 
 /// # Safety

@@ -6,6 +6,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::dots::{DotKernels, JOINED};
+use super::panels::PanelKernel;
 
 /// One tile of work. `a` is `MR` rows, `b` is `NV` vectors wide.
 pub(super) struct Tile {
@@ -69,6 +70,10 @@ pub(super) struct Kernels {
     pub packed: &'static [[Micro; 3]; 8],
     /// The same, a by its strides.
     pub strided: &'static [[Micro; 3]; 8],
+    /// `panels[mr - 1][nv - 1]`: b from panels that were packed before (`panels`).
+    pub panels: &'static [[PanelKernel; 3]; 8],
+    /// One row times several such panels.
+    pub one_row: PanelKernel,
     /// Into panels of `mr`.
     pub pack_a: Pack,
     /// Into panels of `nr`.
@@ -231,7 +236,7 @@ macro_rules! kernels {
     ($(#[$feature:meta])? $name:ident: $simd:ty, [$($rows:literal)*], dots [$($r:literal x $c:literal),*]) => {
         kernels!(
             $(#[$feature])? $name: $simd, [$($rows)*], dots [$($r x $c),*],
-            panels::<{ <$simd>::MR }>, panels::<{ <$simd>::NR }>
+            pack_panels::<{ <$simd>::MR }>, pack_panels::<{ <$simd>::NR }>
         );
     };
     (
@@ -246,8 +251,20 @@ macro_rules! kernels {
             }
 
             $(#[$feature])?
+            unsafe fn panel<const M: usize, const V: usize>(t: &PanelTile) {
+                // SAFETY: as in `tile`.
+                unsafe { panels::rows_by_panels::<$simd, M, V>(t) };
+            }
+
+            $(#[$feature])?
+            unsafe fn one_row(t: &PanelTile) {
+                // SAFETY: as in `tile`.
+                unsafe { panels::row_by_panels::<$simd>(t) };
+            }
+
+            $(#[$feature])?
             #[allow(dead_code)]
-            unsafe fn panels<const W: usize>(p: &Packing) {
+            unsafe fn pack_panels<const W: usize>(p: &Packing) {
                 // SAFETY: guaranteed by the caller.
                 unsafe { pack::<W>(p) };
             }
@@ -264,6 +281,8 @@ macro_rules! kernels {
                 lanes: <$simd>::LANES,
                 packed: &[$([tile::<$rows, 1, true>, tile::<$rows, 2, true>, tile::<$rows, 3, true>]),*],
                 strided: &[$([tile::<$rows, 1, false>, tile::<$rows, 2, false>, tile::<$rows, 3, false>]),*],
+                panels: &[$([panel::<$rows, 1>, panel::<$rows, 2>, panel::<$rows, 3>]),*],
+                one_row,
                 pack_a: $pack_a,
                 pack_b: $pack_b,
                 unit: 1,

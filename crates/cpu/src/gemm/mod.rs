@@ -7,7 +7,7 @@
 //!
 //! order  k is cut into slices by its length alone; inside a slice each element is one chain of multiply-adds, and
 //! the slices are added to c in order. So the bits depend neither on the threads nor on the tiles. Few rows have another order
-//! (`gemv`).
+//! (`gemv`), and weights that no longer change are packed once (`panels`).
 
 mod blocks;
 mod dots;
@@ -16,6 +16,7 @@ mod grouped;
 mod kernel;
 mod local;
 mod pack;
+mod panels;
 mod plan;
 mod portable;
 mod rounded;
@@ -35,6 +36,7 @@ pub use grouped::{Group, gemm_grouped};
 use ironhorse_core::Operands;
 use kernel::Kernels;
 pub use local::gemm_local;
+pub use panels::{Weight, pack_panels, row_in_panels, unpack_panels};
 use std::ops::Range;
 pub use workspace::{LocalScratch, Workspace};
 
@@ -85,6 +87,19 @@ pub enum Beta {
     Accumulate,
 }
 
+/// How the order of summation depends on the number of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rows {
+    /// Few have an order of their own (`gemv`), all others that of packed products.
+    Fastest,
+    /// All have that of `gemv`.
+    Dots,
+    /// All have that of packed products.
+    Packed,
+    /// The same; b is in panels already.
+    Panels,
+}
+
 /// Called with (rows, columns, worker) of a region of c as soon as it is final, by the task that wrote it. The regions
 /// cover c exactly once. It may change that region of c.
 pub type Epilogue<'a> = &'a (dyn Fn(Range<usize>, Range<usize>, usize) + Sync);
@@ -112,21 +127,30 @@ pub struct Gemm<'a> {
     pub epilogue: Option<Epilogue<'a>>,
     /// What a and b are rounded to: to bf16 by a rule of the sizes alone, where the product is large enough; never to tf32.
     pub operands: Operands,
-    /// Up to so many rows b is streamed once, unpacked (`gemv`).
-    few: usize,
+    rows: Rows,
 }
 
 impl<'a> Gemm<'a> {
     /// c = a b, without an epilogue.
     pub fn new((m, n, k): (usize, usize, usize), a: MatRef, b: MatRef, c: MatMut) -> Self {
-        let (operands, few) = (Operands::F32, gemv::FEW);
-        Self { m, n, k, a, b, c, beta: Beta::Overwrite, alpha: 1.0, epilogue: None, operands, few }
+        let (operands, rows) = (Operands::F32, Rows::Fastest);
+        Self { m, n, k, a, b, c, beta: Beta::Overwrite, alpha: 1.0, epilogue: None, operands, rows }
     }
 
     /// If `apart`, the bits of a row do not depend on how many there are: what a model generates for one request is the same whoever
-    /// else is served, and however a prompt is cut into pieces. Of b the columns must be contiguous, of a the rows.
+    /// else is served, and however a prompt is cut into pieces. All are dot products: of b the columns must be contiguous, of a the rows.
     pub fn rows_apart(self, apart: bool) -> Self {
-        Self { few: if apart { usize::MAX } else { gemv::FEW }, ..self }
+        Self { rows: if apart { Rows::Dots } else { Rows::Fastest }, ..self }
+    }
+
+    /// The same in the order of products of many rows: the bits are those of [`Gemm::panels`], whatever the strides are.
+    pub fn rows_as_many(self, apart: bool) -> Self {
+        Self { rows: if apart { Rows::Packed } else { Rows::Fastest }, ..self }
+    }
+
+    /// With b as [`pack_panels`] left it; rows of a are contiguous. The bits of a row do not depend on how many there are.
+    pub fn panels(self) -> Self {
+        Self { rows: Rows::Panels, ..self }
     }
 
     /// With another treatment of the old c.
@@ -152,6 +176,7 @@ impl<'a> Gemm<'a> {
     /// Whether its operands are rounded. A product with a factor, or of few rows, columns or steps, stays as it is.
     fn is_rounded(&self) -> bool {
         self.operands == Operands::Bf16
+            && self.rows == Rows::Fastest
             && self.alpha == 1.0
             && self.m.min(self.n).min(self.k) >= LEAST_ROUNDED
     }
@@ -223,6 +248,10 @@ pub unsafe fn gemm(team: &Team, ws: &mut Workspace, isa: Isa, g: &Gemm<'_>) -> R
     if g.k == 0 {
         // SAFETY: guaranteed by the caller.
         return team.run(1, &|_, worker| unsafe { g.no_steps(worker) });
+    }
+    if g.rows == Rows::Panels {
+        // SAFETY: guaranteed by the caller.
+        return unsafe { panels::run(team, isa, g) };
     }
     if gemv::fits(g) {
         // SAFETY: guaranteed by the caller; `fits` was asked.

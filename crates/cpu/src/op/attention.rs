@@ -2,7 +2,7 @@
 
 use super::Ctx;
 use crate::kernel::attention::{Backward, Drops, Forward, Heads, Reach, TILE, one_query};
-use crate::memory::Span;
+use crate::memory::{Span, fetch_streams};
 use ironhorse_core::eager::{AttentionShape, Strides};
 use ironhorse_core::op::{
     AttentionBwd, AttentionCached, AttentionDropoutBwd, AttentionDropoutFwd, AttentionFwd, AttentionMask,
@@ -14,6 +14,9 @@ use ironhorse_core::{DropMask, DropSite, Error, Result, Slot};
 const STORED: usize = 16;
 /// Heads of tokens in a task, at most.
 const MOST_UNITS: usize = 16;
+
+/// Keys and values that are fetched ahead, at most, in floats: half of a second-level cache.
+const MOST_FETCHED: usize = 1 << 18;
 
 /// Sizes and strides of an attention whose output is `out` (B, T, C).
 fn shape(out: Slot, heads: usize, kv_heads: usize) -> Heads {
@@ -144,6 +147,17 @@ pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
             }
         }
     })?;
+    // Keys and values of a sequence that a task has all heads of come from memory in long streams: those of one head are pieces of 256 bytes.
+    let fetch = |token: usize| {
+        let Some([row, position]) = places.of(token) else { return };
+        let known = token > 0 && places.of(token - 1).is_some_and(|[before, _]| before == row);
+        let floats = (position + 1) * width;
+        if !known && 2 * floats <= MOST_FETCHED {
+            for kept in [keys, values] {
+                fetch_streams(kept.part(row * cache.batch..row * cache.batch + floats));
+            }
+        }
+    };
     // A unit of work is a head of keys and values with all heads of queries it serves; one is less than a microsecond.
     let units = tokens * op.kv_heads;
     let unit = |unit: usize, worker: usize| {
@@ -183,7 +197,12 @@ pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
         }
     };
     ctx.chunks(units, (units / (8 * ctx.team.threads())).clamp(1, MOST_UNITS), |task, worker| {
-        task.for_each(|number| unit(number, worker));
+        for number in task.clone() {
+            if number % op.kv_heads == 0 && number + op.kv_heads <= task.end {
+                fetch(number / op.kv_heads);
+            }
+            unit(number, worker);
+        }
     })
 }
 

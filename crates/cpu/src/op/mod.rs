@@ -26,6 +26,7 @@ use crate::gemm::Workspace;
 use crate::isa::Isa;
 use crate::kernel::attention::{QueryScratch, TileScratch};
 use crate::memory::{Memory, Span};
+use crate::settled::Settled;
 use crate::team::{Done, PerWorker, Split, Team};
 use ironhorse_core::op::Op;
 use ironhorse_core::{Communicator, Error, Operands, Program, Result, Scalars, Slot};
@@ -47,6 +48,8 @@ pub struct Ctx<'a> {
     pub partials: &'a mut Vec<f64>,
     pub counts: &'a mut Vec<i32>,
     pub tables: &'a mut RopeTables,
+    /// Weights in panels.
+    pub settled: &'a Settled,
     pub ranks: &'a dyn Communicator,
     pub program: &'a Program,
     /// Whether the rows of products may be the tokens of several requests.
@@ -63,7 +66,17 @@ pub struct OpScratch {
 
 impl Ctx<'_> {
     fn f32(&self, slot: Slot) -> Result<Span<f32>> {
-        self.memory.f32(slot)
+        match self.settled.meeting(slot) {
+            None => self.memory.f32(slot),
+            Some(weight) => Err(Error::Program(format!(
+                "{weight:?} is kept in panels, which an op with {slot:?} cannot read; settle this program too"
+            ))),
+        }
+    }
+
+    /// A weight, and whether it is in panels.
+    fn weight(&self, slot: Slot) -> Result<(Span<f32>, bool)> {
+        if self.settled.has(slot) { Ok((self.memory.f32(slot)?, true)) } else { Ok((self.f32(slot)?, false)) }
     }
 
     fn i32(&self, slot: Slot) -> Result<Span<i32>> {
@@ -179,7 +192,7 @@ fn check_below(what: &str, numbers: &[i32], count: usize) -> Result<()> {
 }
 
 /// A worker thread panicked: what it left half done cannot be trusted.
-fn engine_error(error: impl std::fmt::Display) -> Error {
+pub fn engine_error(error: impl std::fmt::Display) -> Error {
     Error::DeviceLost { engine: "cpu", what: error.to_string() }
 }
 

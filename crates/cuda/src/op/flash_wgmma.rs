@@ -59,10 +59,19 @@ impl Sizes {
         self.units().min(sms)
     }
 
-    /// Whether the heads of keys keep at least half of the multiprocessors busy. Other kernels divide heads among blocks, and take
-    /// twice as long on a full GPU.
-    fn fills(&self, sms: usize) -> bool {
-        2 * self.units() >= self.units().div_ceil(sms) * sms
+    /// Whether the heads of keys keep so many multiprocessors busy that this is the fastest. Other kernels divide heads among
+    /// blocks; on a full H200 this one takes 0.5 of their time at T = 1,024, 0.6 at 2,048 and 0.8 at 4,096 (docs/log.md), and 0.6,
+    /// 0.75 and 0.97 of that of sums in any order.
+    fn fills(&self, sms: usize, any_order: bool) -> bool {
+        let percent = match (self.seq, any_order) {
+            (..=1024, false) => 50,
+            (..=1024, true) => 60,
+            (..=2048, false) => 65,
+            (..=2048, true) => 75,
+            (_, false) => 85,
+            (_, true) => 98,
+        };
+        100 * self.units() >= percent * self.units().div_ceil(sms) * sms
     }
 
     /// Bytes of the sums of `d_q`: for each block, those of the heads that share the keys it works on.
@@ -81,7 +90,9 @@ fn may_run(info: &DeviceInfo, settings: &Settings) -> bool {
 /// Adds the launches of [`AttentionBwd`] where this is the fastest; else adds nothing and returns `false`.
 pub(super) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<bool> {
     let sms = cx.device.info.sms as usize;
-    let fast = |sizes: &Sizes| sizes.fills(sms) && sizes.sums_bytes(sizes.blocks(sms)) <= MOST_SUMS;
+    let any_order = cx.settings.fast;
+    let fast =
+        |sizes: &Sizes| sizes.fills(sms, any_order) && sizes.sums_bytes(sizes.blocks(sms)) <= MOST_SUMS;
     let Some(sizes) = Sizes::new(op).filter(fast) else { return Ok(false) };
     let [qkv, out, d_out, d_qkv] = [cx.ptr(op.qkv)?, cx.ptr(op.out)?, cx.ptr(op.d_out)?, cx.ptr(op.d_qkv)?];
     let aligned = [qkv, out, d_out, d_qkv].iter().all(|at| at.is_multiple_of(16));
@@ -112,6 +123,7 @@ pub(super) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<boo
         .u32s([seq, heads, kv_heads, units])
         .f32(1.0 / (HEAD_DIM as f32).sqrt());
     cx.launch(&spec, "flash_bwd_wgmma", Grid::linear(blocks, THREADS).shared(SHARED), args)?;
+    tracing::debug!("attention_bwd of {units} heads of keys, T {seq}: flash_bwd_wgmma, {blocks} blocks");
     Ok(true)
 }
 
@@ -146,10 +158,12 @@ mod tests {
 
     #[test]
     fn few_heads_are_left_to_kernels_that_divide_them() {
-        let fills = |batch, kv_heads| Sizes { batch, seq: 1024, heads: 12, kv_heads }.fills(132);
+        let fills = |batch, kv_heads| Sizes { batch, seq: 1024, heads: 12, kv_heads }.fills(132, false);
         assert!(fills(64, 12) && fills(8, 12) && fills(16, 6), "768, 96 and 96 heads");
         assert!(!fills(4, 12), "48 heads");
         assert!(fills(11, 12) && fills(12, 12), "one wave of 132 heads; 144 heads in two");
+        let long = |seq, any_order| Sizes { batch: 8, seq, heads: 12, kv_heads: 12 }.fills(132, any_order);
+        assert!(long(1024, true) && long(2048, false) && !long(2048, true) && !long(4096, false), "96 heads");
         let sums = |seq| Sizes { batch: 16, seq, heads: 32, kv_heads: 8 }.sums_bytes(128);
         assert_eq!((sums(1024), sums(8192)), (128 << 20, 1 << 30));
         assert!(sums(4096) <= MOST_SUMS && sums(8192) > MOST_SUMS);

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
+use ironhorse::core::Pool;
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::generate::sample::{Sampler, Scratch};
 use ironhorse::train::generate::{Decoder, End, Event, Job, Likely, Request, Wants, generate};
@@ -27,7 +28,9 @@ fn session(sizes: &str, threads: usize, spec: SessionSpec) -> Session {
 
 fn served(sizes: &str, sequences: usize, tokens: usize) -> Session {
     let serving = Serving { sequences, context: None, tokens, all_logits: true };
-    session(sizes, 2, SessionSpec { serving: Some(serving), ..SessionSpec::default() })
+    let mut session = session(sizes, 2, SessionSpec { serving: Some(serving), ..SessionSpec::default() });
+    session.settle().unwrap();
+    session
 }
 
 /// Requests of different lengths, samplers and ends.
@@ -139,6 +142,58 @@ fn the_engine_chooses_what_the_host_would() {
         }
     }
     assert!(seen.len() > 50, "{}", seen.len());
+}
+
+/// Whatever is asked for of settled weights, they are the same to whoever asks, and can be replaced.
+#[test]
+fn settled_weights_are_read_written_and_trained_as_others() {
+    for sizes in SIZES {
+        let serving = Serving { sequences: 2, context: None, tokens: 8, all_logits: true };
+        let spec = SessionSpec {
+            serving: Some(serving),
+            score: Some((8, 8)),
+            train: Some((1, 8)),
+            ..SessionSpec::default()
+        };
+        let spec = [spec, SessionSpec { train: None, ..spec }];
+        let tokens =
+            [0, 1, 2].map(|position| CacheToken { row: 1, position, token: 7 * position as u32 + 5 });
+        let logits = |session: &mut Session| {
+            let (fed, mut logits) = (session.feed_rows(&tokens, &[2]).unwrap(), Vec::new());
+            session.row_logits(fed, fed.row(2, 0), &mut logits).unwrap();
+            logits
+        };
+        for spec in spec {
+            let (mut plain, mut settled) = (session(sizes, 2, spec), session(sizes, 2, spec));
+            settled.settle().unwrap();
+            let want = logits(&mut plain);
+            assert_eq!(logits(&mut settled), want, "{sizes}");
+            let names: Vec<String> =
+                settled.model().tensors().iter().map(|tensor| tensor.name.clone()).collect();
+            for (at, name) in names.iter().enumerate() {
+                let [mut a, mut b] = [Vec::new(), Vec::new()];
+                plain.read_param(Pool::Params, name, &mut a).unwrap();
+                settled.read_param(Pool::Params, name, &mut b).unwrap();
+                assert_eq!(a, b, "{sizes}: {name}");
+                if at == names.len() / 2 {
+                    settled.settle().unwrap();
+                }
+            }
+            settled.settle().unwrap();
+            let scores = |session: &mut Session| {
+                let (shape, mut scores) = (session.score_shapes().unwrap()[0], TokenScores::default());
+                let ids: Vec<i32> = (0..shape.0 * shape.1).map(|i| (i * 37 % 129) as i32).collect();
+                session.score(0, [&ids, &ids], &mut scores).unwrap();
+                scores.losses
+            };
+            assert_eq!(scores(&mut settled), scores(&mut plain), "{sizes}");
+            assert_eq!(logits(&mut settled), want, "{sizes}");
+            settled.init(4).unwrap();
+            plain.init(4).unwrap();
+            assert_eq!(logits(&mut settled), logits(&mut plain), "{sizes}");
+            assert_ne!(logits(&mut settled), want, "{sizes}");
+        }
+    }
 }
 
 /// The prompt and what follows it go through different programs, which must agree on where the cache has its rows.

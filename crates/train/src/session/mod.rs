@@ -70,6 +70,13 @@ impl Session {
         self.engine.as_mut()
     }
 
+    /// Says that the weights are loaded and no more trained: engines may keep them in an order that they read faster. Other weights can be
+    /// loaded, and weights read, as before; call it again then.
+    pub fn settle(&mut self) -> Result<()> {
+        let programs: Vec<&Program> = self.programs.all().collect();
+        Ok(self.engine.settle(&programs)?)
+    }
+
     /// The training program.
     pub fn train_program(&self) -> Result<&Program> {
         self.programs.train.as_ref().ok_or_else(not_trained)
