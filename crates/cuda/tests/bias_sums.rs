@@ -6,7 +6,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use ironhorse_core::op::{Accum, Act, LayerNormBwd, LinearBwdInput, LinearBwdWeight, PreAct};
+use ironhorse_core::op::{
+    Accum, Act, AttentionBwd, AttentionMask, LayerNormBwd, LinearBwdInput, LinearBwdWeight, PreAct,
+};
 use ironhorse_core::{Builder, DType, Engine, EngineExt, Program, Scalars, Shape, Slot};
 use ironhorse_cuda::{CudaEngine, Settings};
 use ironhorse_testkit::Rng;
@@ -14,14 +16,15 @@ use ironhorse_testkit::Rng;
 const WIDTH: usize = 256;
 const FFN: usize = 1024;
 
-/// The end of a block's backward: GELU's derivative behind a product, a norm's, and the gradients of two biases.
+/// Some ops of a block's backward.
 struct Net {
     program: Program,
     random: Vec<Slot>,
     /// What is summed over rows, and where the sums go.
-    sums: [(Slot, Slot); 2],
+    sums: Vec<(Slot, Slot)>,
 }
 
+/// GELU's derivative behind a product, a norm's, and the gradients of two biases.
 fn net(rows: usize) -> Net {
     let mut b = Builder::new();
     let mut slot = |name: &str, shape: Shape, dtype| b.io(name, shape, dtype);
@@ -55,10 +58,28 @@ fn net(rows: usize) -> Net {
     .unwrap();
     b.push(LinearBwdWeight { d_weight: d_proj, d_bias: Some(bias_2), d_out: d_res, inp, accum }).unwrap();
     let random = vec![d_out, d_norm, d_res, inp, pre, weight, gain, mean, rstd];
-    Net { program: b.finish().unwrap(), random, sums: [(d_pre, bias_1), (d_res, bias_2)] }
+    Net { program: b.finish().unwrap(), random, sums: vec![(d_pre, bias_1), (d_res, bias_2)] }
 }
 
-/// Runs the ops from the same numbers, in ranges that begin and end at `cuts`; gives the two bias gradients, each checked against sums in
+/// Attention's, and the gradient of the bias ahead of it.
+fn attention([batch, seq, heads, kv_heads]: [usize; 4]) -> Net {
+    let mut b = Builder::new();
+    let mut slot = |name: &str, shape: Shape, dtype| b.io(name, shape, dtype);
+    let (bf16, width, wide) = (DType::BF16, heads * 64, (heads + 2 * kv_heads) * 64);
+    let [d_qkv, qkv] = ["d_qkv", "qkv"].map(|x| slot(x, [batch, seq, wide].into(), bf16));
+    let [d_out, out] = ["d_out", "out"].map(|x| slot(x, [batch, seq, width].into(), bf16));
+    let inp = slot("inp", [batch, seq, 64].into(), bf16);
+    let lse = slot("lse", [batch, heads, seq].into(), DType::F32);
+    let (d_weight, bias) =
+        (slot("d_weight", [wide, 64].into(), DType::F32), slot("bias", [wide].into(), DType::F32));
+    b.push(AttentionBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads, mask: AttentionMask::CAUSAL })
+        .unwrap();
+    b.push(LinearBwdWeight { d_weight, d_bias: Some(bias), d_out: d_qkv, inp, accum: Accum::Write }).unwrap();
+    let random = vec![qkv, d_out, out, inp, lse];
+    Net { program: b.finish().unwrap(), random, sums: vec![(d_qkv, bias)] }
+}
+
+/// Runs the ops from the same numbers, in ranges that begin and end at `cuts`; gives the bias gradients, each checked against sums in
 /// f64.
 fn bias_gradients(engine: &mut CudaEngine, net: &Net, cuts: &[usize]) -> Vec<Vec<f32>> {
     let mut rng = Rng::new(5);
@@ -111,5 +132,26 @@ fn sums_left_by_the_op_before_are_those_of_its_result() {
         let asked = std::env::var("IRONHORSE_GELU_PRODUCTS").is_ok_and(|choice| choice == "own");
         let takes = ironhorse_cuda::devices().unwrap()[0].compute == (9, 0) && rows % 128 == 0;
         assert!(!asked || own || !takes, "{rows} rows: our own product was asked for");
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn attention_leaves_the_sums_of_its_result() {
+    // so many heads of keys that the kernel for Hopper takes them: of one tile, of several, of queries that share keys, in two waves
+    for sizes in [[40, 128, 2, 2], [17, 512, 5, 5], [24, 256, 9, 3], [50, 384, 3, 3]] {
+        let net = attention(sizes);
+        let mut engine = CudaEngine::new(Settings::default()).unwrap();
+        engine.reserve(net.program.layout()).unwrap();
+        let whole = bias_gradients(&mut engine, &net, &[0, 2]);
+        assert_eq!(whole, bias_gradients(&mut engine, &net, &[0, 2]), "{sizes:?}: the same bits");
+        bias_gradients(&mut engine, &net, &[0, 1, 2]);
+
+        let mut kernels = Vec::new();
+        engine.profile(&net.program, 0..2, &[], &Scalars::default(), &mut kernels).unwrap();
+        let any = |name: &str| kernels.iter().any(|at| at.name.contains(name));
+        let hopper = ironhorse_cuda::devices().unwrap()[0].compute == (9, 0);
+        assert_eq!(any("flash_bwd_wgmma"), hopper, "{sizes:?}");
+        assert_eq!(any("bias_partials"), !hopper, "{sizes:?}: the attention has summed its result");
     }
 }

@@ -4,14 +4,17 @@
 //! problem.rs  what a product is        search.rs  timing what the library proposes
 //! store.rs    choices on disk          column_sums.rs  the bias gradient's own kernel
 //! split.rs    f32 on tensor cores      gelu.rs    GELU behind products, by our own kernels
+//! load.rs     comparing at the clock of a step    tiles.rs  what the library has but does not propose
 //! ```
 
 mod column_sums;
 mod gelu;
+mod load;
 mod problem;
 mod search;
 mod split;
 mod store;
+mod tiles;
 
 pub(crate) use column_sums::{ColumnSums, Step, spec};
 pub(crate) use gelu::{gelu_product, partial_bytes, partial_rows};
@@ -25,10 +28,10 @@ use crate::ffi::cublaslt::Algo;
 use crate::launch::LibraryCall;
 use crate::{Cache, Result};
 use gelu::Wish;
-use search::By;
+use search::{By, Others};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Once};
-use store::{Choice, Fastest, Given, Place};
+use store::{Candidate, Choice, Fastest, Given, Place};
 
 /// Every specialisation in use.
 pub(crate) fn specs() -> Vec<crate::kernels::Spec> {
@@ -174,24 +177,19 @@ impl Gemms {
             }
             return Ok(Some(choice));
         };
-        if let Some(plainer) = problem.extra.plainer() {
-            let plain_at = At { aux: 0, bias: if plainer == Extra::Bias { at.bias } else { 0 }, ..*at };
-            let plain = self.choose(bench, &problem.extra(plainer), &plain_at)?;
-            if let Some(plain_ms) = plain.and_then(|plain| plain.best.ms) {
-                choice.rival_ms = bench.rest_ms(problem, at)?.map(|rest| plain_ms + rest);
-            }
-        }
-        if gelu::wish(&bench.device.info, problem) != Wish::Library {
-            bench.race_own(&self.handle, problem, at, &mut choice)?;
-        }
         let gain = choice.first_ms.map_or(0.0, |first| 100.0 * (first / ms - 1.0));
-        let ms = choice.best.ms.unwrap_or(ms);
-        let tflops = |ms: f32| problem.flops() / f64::from(ms) * 1e-9;
-        let rival = choice.rival_ms.map_or(String::new(), |ms| format!("; in two kernels {ms:.4} ms"));
-        let own = choice.own_ms.map_or(String::new(), |ms| format!("; by our own kernel {ms:.4} ms"));
+        let others = Others {
+            plain: self.plainer(bench, problem, at)?,
+            own: gelu::wish(&bench.device.info, problem) != Wish::Library,
+        };
+        let mut compared = String::new();
+        if others.plain.is_some() || others.own {
+            bench.contest(&self.handle, problem, at, &mut choice, &others)?;
+            compared = choice.compared();
+        }
         tracing::info!(
-            "{problem}: {:.0} TFLOP/s ({ms:.4} ms), {gain:.1} % faster than the first proposal{rival}{own}; searched in {:?}",
-            tflops(ms),
+            "{problem}: {:.0} TFLOP/s ({ms:.4} ms), {gain:.1} % faster than the first proposal{compared}; searched in {:?}",
+            problem.flops() / f64::from(ms) * 1e-9,
             start.elapsed()
         );
         if self.place.write(&self.cache, problem, &choice) {
@@ -200,6 +198,20 @@ impl Gemms {
         // A later run would measure again and might choose otherwise.
         warn_unkept();
         search::search(bench, &self.handle, problem, at, By::Order)
+    }
+
+    /// The product that leaves a kernel to do the rest, with its best algorithm, if that was measured.
+    fn plainer(
+        &mut self,
+        bench: &mut Bench<'_>,
+        problem: &Problem,
+        at: &At,
+    ) -> Result<Option<(Problem, Candidate)>> {
+        let Some(extra) = problem.extra.plainer() else { return Ok(None) };
+        let plain = problem.extra(extra);
+        let at = At { aux: 0, bias: if extra == Extra::Bias { at.bias } else { 0 }, ..*at };
+        let choice = self.choose(bench, &plain, &at)?;
+        Ok(choice.filter(|choice| choice.best.ms.is_some()).map(|choice| (plain, choice.best)))
     }
 }
 

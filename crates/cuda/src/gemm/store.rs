@@ -14,7 +14,8 @@ pub(crate) struct Candidate {
     pub algo: Algo,
     /// Bytes of workspace it needs.
     pub workspace: usize,
-    /// Milliseconds; `None` if it was taken unmeasured.
+    /// Milliseconds; `None` if it was taken unmeasured. Of the best algorithm of a product that was also tried in other ways: together
+    /// with the sums of columns that our own kernel spares.
     pub ms: Option<f32>,
 }
 
@@ -28,7 +29,7 @@ pub(crate) struct Choice {
     pub first_ms: Option<f32>,
     /// Milliseconds of the plainer product and a kernel for the rest, where that was measured.
     pub rival_ms: Option<f32>,
-    /// Milliseconds of our own kernel, less those of the sums of columns that it spares, where that was measured. An entry from before there was one stays as it is: its bits are kept.
+    /// Milliseconds of our own kernel, where that was measured. An entry from before there was one stays as it is: its bits are kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own_ms: Option<f32>,
 }
@@ -45,6 +46,14 @@ pub(crate) enum Fastest {
 }
 
 impl Choice {
+    /// How long the ways to compute it took, in words.
+    pub fn compared(&self) -> String {
+        let ways =
+            [("the library", self.best.ms), ("two kernels", self.rival_ms), ("our own kernel", self.own_ms)];
+        let timed = ways.into_iter().filter_map(|(way, ms)| Some(format!("{way} {:.4} ms", ms?)));
+        format!("; compared: {}", timed.collect::<Vec<_>>().join(", "))
+    }
+
     /// What was the fastest; our own kernel only where it may be taken. The library, unless the others were measured.
     pub fn fastest(&self, own: bool) -> Fastest {
         let others = [(self.rival_ms, Fastest::Apart), (self.own_ms.filter(|_| own), Fastest::Own)];

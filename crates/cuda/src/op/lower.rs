@@ -8,7 +8,7 @@ use crate::kernels::{Kernel, Spec};
 use crate::launch::{KernelLaunch, Launch, LibraryCall, Work};
 use crate::memory::{Memory, Scratch};
 use crate::{Result, Settings};
-use ironhorse_core::op::Accum;
+use ironhorse_core::op::{Accum, Op};
 use ironhorse_core::{Program, Slot};
 use std::rc::Rc;
 
@@ -36,6 +36,9 @@ pub(crate) struct Lower<'a> {
     pub op: usize,
     pub out: &'a mut Vec<Launch>,
 }
+
+/// The constant with which kernels also sum what they write over rows.
+pub(super) const RESULT_SUMS: &str = "RESULT_SUMS";
 
 /// Partial sums of the columns of what an op wrote, in scratch memory: there until another op uses that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +85,14 @@ impl Lower<'_> {
         let since = &self.program.nodes()[left.op + 1..self.op];
         let same = since.iter().flat_map(|node| node.op.writes()).all(|to| !to.overlaps(&slot));
         same.then_some(left)
+    }
+
+    /// Whether one of the next ops sums `slot` over rows for the gradient of a bias, before another one writes to it.
+    pub fn bias_follows(&self, slot: Slot) -> bool {
+        let next = self.program.nodes().iter().skip(self.op + 1).take(3).map(|node| &node.op);
+        let sums = |op: &Op| matches!(op, Op::LinearBwdWeight(op) if op.d_out == slot && op.d_bias.is_some());
+        let mut until = next.take_while(|op| sums(op) || !op.writes().any(|to| to.overlaps(&slot)));
+        until.any(sums)
     }
 
     /// Constant data on the device.

@@ -1,6 +1,6 @@
 //! Layer norm and RMS norm, which has no mean and no bias.
 
-use super::lower::{Lower, Partials};
+use super::lower::{Lower, Partials, RESULT_SUMS};
 use crate::Result;
 use crate::args::{Args, Grid};
 use crate::kernels::{Kernel, Spec};
@@ -184,17 +184,6 @@ impl Norm {
     }
 }
 
-/// The constant with which norm/bwd.cu also sums its result over rows.
-const RESULT_SUMS: &str = "RESULT_SUMS";
-
-/// Whether one of the next ops sums `slot` over rows for the gradient of a bias, before another one writes to it.
-fn bias_follows(cx: &Lower<'_>, slot: Slot) -> bool {
-    let next = cx.program.nodes().iter().skip(cx.op + 1).take(3).map(|node| &node.op);
-    let sums = |op: &Op| matches!(op, Op::LinearBwdWeight(op) if op.d_out == slot && op.d_bias.is_some());
-    let mut until = next.take_while(|op| sums(op) || !op.writes().any(|to| to.overlaps(&slot)));
-    until.any(sums)
-}
-
 /// A backward.
 struct Backward {
     norm: Norm,
@@ -216,7 +205,7 @@ impl Backward {
         let types = [self.inp.dtype, self.weight.dtype, self.d_weight.dtype];
         let spec = self.norm.bwd_spec(types, width)?;
         let sums =
-            rows > 0 && self.norm.has_result_sums(self.d_inp.dtype, width) && bias_follows(cx, self.d_inp);
+            rows > 0 && self.norm.has_result_sums(self.d_inp.dtype, width) && cx.bias_follows(self.d_inp);
         let spec = if sums { spec.define(RESULT_SUMS, 1) } else { spec };
         let (partials, count) = match rows {
             0 => (0, 0),
