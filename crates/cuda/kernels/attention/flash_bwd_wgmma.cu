@@ -3,14 +3,14 @@
 //   p = exp(scale*q.k - lse), ds = p*(d_out.v - delta), d_q = scale*ds.k, d_k = scale*ds^T.q, d_v = p^T.d_out
 //
 // moves  what flash_bwd does; between the products of a head its sums of d_q, 4*T*HD bytes, stay in L2; bound: tensor cores
-// grid   a persistent block on each multiprocessor takes whole heads of keys. For each tile of 128 keys it passes over the tiles of
-//        128 queries that see them, of all heads that share the keys: a producer warp starts TMA copies, two consumer warpgroups
-//        multiply, 64 keys each. Needs HD == 64, T % 128 == 0
-// order  d_k and d_v over the queries, tile by tile; d_q over the keys, tile by tile. One block has all keys of a head, and each sum in
-//        L2 one thread that adds to it: bitwise repeatable
+// grid   a persistent block on each multiprocessor takes whole heads of keys, or of the heads of queries that share them one of `parts`
+//        equal parts. For each tile of 128 keys it passes over the tiles of 128 queries that see them: a producer warp starts TMA
+//        copies, two consumer warpgroups multiply, 64 keys each. Needs HD == 64, T % 128 == 0
+// order  d_k and d_v over the queries, tile by tile, and over the parts (flash_bwd_join); d_q over the keys, tile by tile. One block has
+//        all keys of a head, and each sum in L2 one thread that adds to it: bitwise repeatable
 //
 // With RESULT_SUMS it also leaves partial sums of d_qkv over rows, as it is stored, for the gradient of a bias: 8 rows for each sequence,
-// one for each warp, which sums the same 16 rows of every tile.
+// one for each warp, which sums the same 16 rows of every tile. Needs parts == 1.
 //
 // p is rounded to bf16 before it multiplies dp too: with p in f32 a consumer's 240 registers do not suffice. They hold d_k and d_v (64),
 // s and then dp (64), p (32), and dq or the packed ds (32). Other orders of the products within a pair were slower (docs/log.md).
@@ -37,6 +37,29 @@ KERNEL __launch_bounds__(256) flash_bwd_stats(float* stats, const bf16* d_out, c
     float* const to = stats + ((u64)head * seq + query / TILE * TILE) * 2 + query % TILE;
     if (threadIdx.x % 8 == 0) to[0] = -lse[(u64)head * seq + query] * LOG2E;
     if (threadIdx.x % 8 == 1) to[TILE] = -sum;
+}
+
+// flash_bwd_join: d_k and d_v of a head of keys from the sums of its parts, which lie as the threads of flash_bwd_wgmma hold them
+//
+// grid   64 keys of a tile per block: y counts tiles, d_k and d_v, and halves; x the heads of keys of the batch
+KERNEL __launch_bounds__(GROUP) flash_bwd_join(bf16* d_qkv, const float* key_sums, u32 seq, u32 heads, u32 kv_heads, u32 parts, float scale) {
+    const u32 half = blockIdx.y % 2, which = blockIdx.y / 2 % 2, tile = blockIdx.y / 4, lane = threadIdx.x % WARP;
+    const u64 step = (u64)seq * 2 * HD;  // of a part
+    const float* from = key_sums + (u64)blockIdx.x * parts * step + (tile * 2 + which) * TILE * HD + half * 64 * HD + threadIdx.x * 4;
+    const u32 columns = (heads + 2 * kv_heads) * HD, row = half * 64 + threadIdx.x / WARP * 16 + lane / 4;
+    const u64 line = (u64)(blockIdx.x / kv_heads) * seq + tile * TILE + row;
+    bf16* const to = d_qkv + line * columns + (heads + which * kv_heads + blockIdx.x % kv_heads) * HD + lane % 4 * 2;
+    const float factor = which ? 1.0f : scale;
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        float4 sum = *reinterpret_cast<const float4*>(from + n * 4 * GROUP);
+        for (u32 part = 1; part < parts; part++) {
+            const float4 x = *reinterpret_cast<const float4*>(from + part * step + n * 4 * GROUP);
+            sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+        }
+        *reinterpret_cast<u32*>(to + n * 8) = pack_bf16(sum.x * factor, sum.y * factor);
+        *reinterpret_cast<u32*>(to + 8 * (u64)columns + n * 8) = pack_bf16(sum.z * factor, sum.w * factor);
+    }
 }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -72,8 +95,8 @@ struct Space {
 
 // A tile of keys and one of queries. Passes of odd tiles of keys go backwards over the queries: what was read last is read next.
 struct Pair {
-    u32 tiles, share;  // of a sequence; heads of queries to a head of keys
-    u32 unit;          // head of keys of the whole batch
+    u32 tiles, share;  // of a sequence; heads of queries of a unit
+    u32 unit;          // part of a head of keys of the whole batch
     u32 key, member, query;
     u32 keys;   // tiles of keys so far
     u32 count;  // pairs so far
@@ -100,15 +123,17 @@ struct Pair {
 };
 
 struct Shape {
-    u32 heads, kv_heads, units;
+    u32 heads, kv_heads, parts, units;
     float scale;
 
-    DEVICE u32 head(const Pair& at) const { return at.unit % kv_heads * at.share + at.member; }
+    DEVICE u32 sequence(const Pair& at) const { return at.unit / (kv_heads * parts); }
+    DEVICE u32 head(const Pair& at) const { return at.unit % (kv_heads * parts) * at.share + at.member; }
+    DEVICE u32 kv_head(const Pair& at) const { return at.unit / parts % kv_heads; }
     // Columns of qkv and its gradient, and a row of the batch.
     DEVICE i32 q_column(const Pair& at) const { return (i32)(head(at) * HD); }
-    DEVICE i32 k_column(const Pair& at) const { return (i32)((heads + at.unit % kv_heads) * HD); }
-    DEVICE i32 v_column(const Pair& at) const { return (i32)((heads + kv_heads + at.unit % kv_heads) * HD); }
-    DEVICE i32 row(const Pair& at, u32 tile) const { return (i32)((at.unit / kv_heads * at.tiles + tile) * TILE); }
+    DEVICE i32 k_column(const Pair& at) const { return (i32)((heads + kv_head(at)) * HD); }
+    DEVICE i32 v_column(const Pair& at) const { return (i32)((heads + kv_heads + kv_head(at)) * HD); }
+    DEVICE i32 row(const Pair& at, u32 tile) const { return (i32)((sequence(at) * at.tiles + tile) * TILE); }
 };
 
 struct Maps {
@@ -125,7 +150,7 @@ DEVICE void produce(const Space& space, const Maps& maps, const float* stats, Pa
             tma_load(space.v(stage), maps.qkv, shape.v_column(at), shape.row(at, at.key), full);
         }
         const u32 stage = at.count % 2, full = space.q_full(stage), d_full = space.d_out_full(stage);
-        const u32 head = at.unit / shape.kv_heads * shape.heads + shape.head(at);
+        const u32 head = shape.sequence(at) * shape.heads + shape.head(at);
         barrier_wait(space.q_empty(stage), at.count / 2 % 2 ^ 1);
         barrier_expect(full, BYTES + STATS);
         tma_load(space.q(stage), maps.qkv, shape.q_column(at), shape.row(at, at.query), full);
@@ -166,8 +191,9 @@ DEVICE float exchange(float low, float high, int bit) {
 struct Consumer {
     Space space;
     const Maps& maps;
-    float* sums;  // of this thread: the d_q of tiles of queries, 4 floats in each 4*GROUP
-    float* columns;  // partial sums of d_qkv: of this warp in the first sequence
+    float* sums;      // of this thread: the d_q of tiles of queries, 4 floats in each 4*GROUP
+    float* key_sums;  // likewise d_k, then d_v, of tiles of keys, for each unit, where a head of keys has parts
+    float* columns;   // partial sums of d_qkv: of this warp in the first sequence, where heads of keys have no parts
     Shape shape;
     u32 group, row;  // of this block's two, and this warp's first row of a tile
 
@@ -287,9 +313,9 @@ struct Consumer {
     }
     // A sum over this warp's rows: of the column that the lane has of these 32.
     DEVICE void add_column(float sum, i32 first, const Pair& at) const {
-        const u32 lane = threadIdx.x % WARP, kv_heads = shape.kv_heads, width = (shape.heads + 2 * kv_heads) * HD;
+        const u32 lane = threadIdx.x % WARP, width = (shape.heads + 2 * shape.kv_heads) * HD;
         const u32 column = first + lane / 4 % 2 * 16 + lane / 16 * 8 + lane % 4 * 2 + lane / 8 % 2;
-        float* const to = columns + (u64)(at.unit / kv_heads) * (2 * GROUP / WARP) * width + column;
+        float* const to = columns + (u64)shape.sequence(at) * (2 * GROUP / WARP) * width + column;
         if (at.key == 0) *to = sum;
         else asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(sum) : "memory");
     }
@@ -325,6 +351,15 @@ struct Consumer {
     }
     // d_k and d_v of a tile of keys; d_v by way of the place of the values.
     DEVICE void store_keys(const float (&dk)[32], const float (&dv)[32], const Pair& at) const {
+        if (shape.parts > 1) {
+            float* const to = key_sums + ((u64)at.unit * at.tiles + at.key) * 2 * TILE * HD;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                store_l2(to + i * 4 * GROUP, dk, 4 * i);
+                store_l2(to + TILE * HD + i * 4 * GROUP, dv, 4 * i);
+            }
+            return;
+        }
         wait_sent();
         asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");  // the group has read its values
         send(dk, shape.scale, space.results() + row * 128, shape.k_column(at), shape.row(at, at.key), at);
@@ -396,7 +431,8 @@ struct Consumer {
 
 KERNEL __launch_bounds__(THREADS, 1)
     flash_bwd_wgmma(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap d_out, const __grid_constant__ TensorMap d_qkv,
-                    const float* stats, float* sums, float* columns, u32 seq, u32 heads, u32 kv_heads, u32 units, float scale) {
+                    const float* stats, float* sums, float* key_sums, float* columns, u32 seq, u32 heads, u32 kv_heads, u32 parts, u32 units,
+                    float scale) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     const u32 begin = shared_address(shared);
     const Space space{begin + (1024 - begin % 1024) % 1024};
@@ -413,18 +449,18 @@ KERNEL __launch_bounds__(THREADS, 1)
         barrier_init_fence();
     }
     __syncthreads();
-    const Shape shape{heads, kv_heads, units, scale};
-    const Pair first{seq / TILE, heads / kv_heads, blockIdx.x, 0, 0, 0, 0, 0};
+    const Shape shape{heads, kv_heads, parts, units, scale};
+    const Pair first{seq / TILE, heads / (kv_heads * parts), blockIdx.x, 0, 0, 0, 0, 0};
     if (threadIdx.x < GROUP) {
         fewer_registers<FEW>();
         if (threadIdx.x == 0) produce(space, maps, stats, first, shape);
     } else {
         more_registers<MANY>();
         const u32 group = threadIdx.x / GROUP - 1, thread = threadIdx.x % GROUP;
-        float* const own = sums + (u64)blockIdx.x * (heads / kv_heads) * seq * HD + group * 64 * HD + thread * 4;
-        const u32 warp = group * (GROUP / WARP) + thread / WARP;
+        const u32 own = group * 64 * HD + thread * 4, warp = group * (GROUP / WARP) + thread / WARP;
+        float* const own_sums = sums + (u64)blockIdx.x * first.share * seq * HD + own;
         float* const own_columns = columns + warp * (heads + 2 * kv_heads) * HD;
-        const Consumer consumer{space, maps, own, own_columns, shape, group, warp * 16};
+        const Consumer consumer{space, maps, own_sums, key_sums + own, own_columns, shape, group, warp * 16};
         consumer.run(first);
     }
 #endif
