@@ -5,10 +5,9 @@ use crate::device::{Device, Stream};
 use crate::ffi::cublaslt::{Algo, CublasLt, Found, check};
 use crate::{Error, Result};
 use cudarc::cublaslt::sys::{
-    cublasComputeType_t as ComputeType, cublasLtClusterShape_t as Cluster,
-    cublasLtMatmulAlgoConfigAttributes_t as Config, cublasLtMatmulDescAttributes_t as DescAttribute,
-    cublasLtMatmulPreferenceAttributes_t as Preference, cublasLtMatmulTile_t as Tile,
-    cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cudaDataType_t as DataType,
+    cublasComputeType_t as ComputeType, cublasLtMatmulDescAttributes_t as DescAttribute,
+    cublasLtMatmulPreferenceAttributes_t as Preference, cublasLtMatrixLayoutAttribute_t as LayoutAttribute,
+    cudaDataType_t as DataType,
 };
 use ironhorse_core::{DType, Fp8};
 use std::ffi::{c_int, c_void};
@@ -297,43 +296,6 @@ impl Product {
             )
         };
         (status == 0 && found.state == 0).then_some(found.workspace)
-    }
-
-    /// Into how many parts an algorithm divides dot products, if the library says so.
-    pub fn parts(&self, algo: &Algo) -> Option<i32> {
-        let (mut parts, mut written) = (0i32, 0usize);
-        // SAFETY: the algorithm is plain data of the library; the value has the attribute's size.
-        let status = unsafe {
-            (self.handle.library.cublasLtMatmulAlgoConfigGetAttribute)(
-                algo,
-                Config::CUBLASLT_ALGO_CONFIG_SPLITK_NUM as u32,
-                std::ptr::from_mut(&mut parts).cast(),
-                size_of_val(&parts),
-                &mut written,
-            )
-        };
-        (status == 0 && written == size_of_val(&parts)).then_some(parts.max(1))
-    }
-
-    /// An algorithm with another tile and another cluster of tiles, if the library has that for this product.
-    pub fn variant(&self, algo: &Algo, tile: Tile, cluster: Cluster) -> Option<Found> {
-        let mut found = Found { algo: *algo, ..Found::default() };
-        let mut set = |attribute: Config, value: &[u8]| {
-            // SAFETY: the algorithm is plain data of the library; the value has the attribute's size.
-            let status = unsafe {
-                (self.handle.library.cublasLtMatmulAlgoConfigSetAttribute)(
-                    &mut found.algo,
-                    attribute as u32,
-                    value.as_ptr().cast(),
-                    value.len(),
-                )
-            };
-            (status == 0).then_some(())
-        };
-        set(Config::CUBLASLT_ALGO_CONFIG_TILE_ID, &(tile as u32).to_ne_bytes())?;
-        set(Config::CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &(cluster as u16).to_ne_bytes())?;
-        found.workspace = self.accepts(&found.algo)?;
-        Some(found)
     }
 
     /// Puts the product on the stream. The addresses are of device memory with the described matrices.

@@ -22,8 +22,6 @@ functions! {
     fn cublasLtMatmulPreferenceDestroy(Raw) -> i32;
     fn cublasLtMatmulPreferenceSetAttribute(Raw, u32, *const c_void, usize) -> i32;
     fn cublasLtMatmulAlgoGetHeuristic(Raw, Raw, Raw, Raw, Raw, Raw, Raw, c_int, *mut Found, *mut c_int) -> i32;
-    fn cublasLtMatmulAlgoConfigGetAttribute(*const Algo, u32, *mut c_void, usize, *mut usize) -> i32;
-    fn cublasLtMatmulAlgoConfigSetAttribute(*mut Algo, u32, *const c_void, usize) -> i32;
     fn cublasLtMatmulAlgoCheck(Raw, Raw, Raw, Raw, Raw, Raw, *const Algo, *mut Found) -> i32;
     fn cublasLtMatmul(Raw, Raw, *const c_void, *const c_void, Raw, *const c_void, Raw, *const c_void, *const c_void, Raw, *mut c_void, Raw, *const Algo, *mut c_void, usize, *mut c_void) -> i32;
 }
@@ -43,8 +41,7 @@ pub struct Found {
     pub state: i32,
     /// How often it fills the device.
     pub waves: f32,
-    /// The library's own.
-    pub reserved: [c_int; 4],
+    reserved: [c_int; 4],
 }
 
 /// `CUBLASLT_REDUCTION_SCHEME_*`: how the parts of a dot product that was split are added up.

@@ -34,6 +34,8 @@ impl Load {
 
 /// A way slower than the best by this factor at full clock takes no turn.
 const HOPELESS: f32 = 1.1;
+/// Milliseconds to spend on single runs of one way, about: what takes long has fewer rounds.
+const MOST_MS: f32 = 30.0;
 /// The most repeats of a turn: what is timed is asynchronous, and the queue of a stream is not endless.
 const MOST_REPEATS: f32 = 500.0;
 
@@ -69,7 +71,8 @@ pub(super) fn under_load(
         left.iter().cycle().take(turns).try_for_each(|&way| turn(way).map(drop))?;
     }
     let mut times = vec![Vec::new(); full.len()];
-    for _ in 0..load.rounds {
+    let rounds = load.rounds.min((MOST_MS / full[first]) as usize).max(1);
+    for _ in 0..rounds {
         for &way in &left {
             times[way].push(turn(way)?);
         }
@@ -148,6 +151,16 @@ mod tests {
         assert_eq!(seen[seen.len() - 12..], [0, 2, 4, 5, 5, 4, 2, 0, 0, 2, 4, 5], "to and fro");
         // as many runs as fill the milliseconds
         assert!(chip.turns.iter().all(|turn| (9..=10).contains(&turn.repeats) && turn.skip == 6));
+    }
+
+    #[test]
+    fn what_takes_long_has_fewer_rounds() {
+        for (ms, rounds) in [(1.0, 5), (9.0, 3), (40.0, 1)] {
+            let mut chip = Chip::new(&[(ms, 1.0), (1.01 * ms, 1.0)]);
+            chip.compare(Load::BRIEF);
+            assert_eq!(chip.turns.len(), 2 * rounds, "{ms} ms");
+            assert!(chip.turns.iter().all(|turn| (turn.skip, turn.repeats) == (0, 1)));
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! problem.rs  what a product is        search.rs  timing what the library proposes
 //! store.rs    choices on disk          column_sums.rs  the bias gradient's own kernel
 //! split.rs    f32 on tensor cores      gelu.rs    GELU behind products, by our own kernels
-//! load.rs     comparing at the clock of a step    tiles.rs  what the library has but does not propose
+//! load.rs     comparing at the clock of a step
 //! ```
 
 mod column_sums;
@@ -14,7 +14,6 @@ mod problem;
 mod search;
 mod split;
 mod store;
-mod tiles;
 
 pub(crate) use column_sums::{ColumnSums, Step, spec};
 pub(crate) use gelu::{gelu_product, partial_bytes, partial_rows};

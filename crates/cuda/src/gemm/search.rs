@@ -7,7 +7,6 @@ use super::gelu::{gelu_product, partial_bytes};
 use super::load::{Load, Turn, under_load};
 use super::problem::{ALIGN, At, Extra, Problem, bytes_of};
 use super::store::{Candidate, Choice};
-use super::tiles::variants;
 use crate::args::Args;
 use crate::cublaslt::{Handle, Operands, Product, Wanted};
 use crate::device::{Buffer, Device, Pinned, Stream};
@@ -20,7 +19,7 @@ use std::sync::Arc;
 /// Proposals asked for.
 const PROPOSALS: usize = 16;
 /// Milliseconds to spend on trying each proposal once, about: of a product that takes long only the first are tried.
-const FIRST_ROUND_MS: f64 = 60.0;
+const FIRST_ROUND_MS: f64 = 100.0;
 const LEAST_PROPOSALS: f64 = 3.0;
 /// Operations below which the library's first proposal is taken unmeasured: the launch costs more than the product.
 const SMALL: f64 = 1.34e8;
@@ -140,16 +139,7 @@ pub(crate) fn search(
     if problem.flops() < SMALL {
         return Ok(Some(unmeasured));
     }
-    let variants = match by {
-        By::Time if Load::of(problem.flops()) == Load::BRIEF => {
-            variants(&bench.device.info, problem, &product, &found)
-        }
-        By::Time | By::Order => None,
-    };
-    found.extend(
-        variants.iter().flat_map(|variants| &variants.found).filter(|found| found.workspace <= limit),
-    );
-    let tries = (FIRST_ROUND_MS / guess_ms(problem)).max(LEAST_PROPOSALS);
+    let tries = (FIRST_ROUND_MS / guess_ms(problem)).clamp(LEAST_PROPOSALS, PROPOSALS as f64);
     found.truncate(tries as usize);
     let Some(arena) = bench.arena(problem, at, limit)? else { return Ok(Some(unmeasured)) };
     let product = Product::new(handle, &problem.describe(&arena.at))?;
@@ -161,13 +151,10 @@ pub(crate) fn search(
     let mut timed = timed.into_iter();
     let best = loop {
         let Some(best) = timed.next() else { break None };
-        // What the library did not propose has to compute what it did propose.
-        let base = variants.as_ref().filter(|all| all.found.iter().any(|found| found.algo == best.algo));
-        let other = base.map_or(best.algo, |all| all.base);
-        if bench.same_bits(problem, &product, [&best.algo, &other], &arena)? {
+        if bench.repeats_itself(problem, &product, &best, &arena)? {
             break Some(best);
         }
-        tracing::info!("{problem}: an algorithm does not repeat its result; using the next one");
+        tracing::info!("{problem}: an algorithm is not deterministic; using the next one");
     };
     Ok(best.map(|best| Choice {
         best,
@@ -317,20 +304,20 @@ impl Bench<'_> {
         Ok(sums.steps(self.device, arena.workspace)?.into())
     }
 
-    /// Whether two algorithms write the same bits from the same input; or one, twice.
-    fn same_bits(
+    /// Whether an algorithm writes the same bits twice from the same input.
+    fn repeats_itself(
         &mut self,
         problem: &Problem,
         product: &Product,
-        algorithms: [&Algo; 2],
+        candidate: &Candidate,
         arena: &Arena,
     ) -> Result<bool> {
         let checksum = self.device.function(&measure::spec().kernel("limits_checksum"))?;
         let (start, bytes) = arena.written;
         self.stream.zero(arena.sums, 16)?;
-        for (algo, sum) in algorithms.into_iter().zip([arena.sums, arena.sums + 8]) {
+        for sum in [arena.sums, arena.sums + 8] {
             fill_with_noise(self.stream, start, bytes)?; // what is added to, and the side matrices read
-            product.enqueue(algo, &operands(problem, workspace_limit(self.device), arena), self.stream)?;
+            product.enqueue(&candidate.algo, &operands(problem, candidate.workspace, arena), self.stream)?;
             let mut args = Args::new().ptr(sum).ptr(start).u64(bytes as u64 / 16);
             self.stream.launch(checksum, full_grid(self.stream), &mut args)?;
         }
