@@ -197,26 +197,17 @@ struct Consumer {
     Shape shape;
     u32 group, row;  // of this block's two, and this warp's first row of a tile
 
-    // s = k.q
-    DEVICE void scores(float (&s)[64], const Pair& at) const {
-        // The next 16 terms are 32 bytes further along a row, or 16 rows of 128 bytes; descriptors count in units of 16 bytes.
-        const u64 a = matrix_descriptor(space.k(at.keys % 2) + group * HALF, 16), b = matrix_descriptor(space.q(at.count % 2), 16);
+    // to = a.b over the channels: this group's 64 keys or values from `left`, and all 128 queries or gradients from `right`
+    DEVICE void over_channels(float (&to)[64], u32 left, u32 right) const {
+        // The next 16 terms are 32 bytes further along a row; descriptors count in units of 16 bytes.
+        const u64 a = matrix_descriptor(left + group * HALF, 16), b = matrix_descriptor(right, 16);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < HD / 16; i++)
-            wgmma_128<true, true>(s, a + 2 * i, b + 2 * i, i > 0);
+            wgmma_128<true, true>(to, a + 2 * i, b + 2 * i, i > 0);
         wgmma_commit();
     }
-    // dp = v.d_out
-    DEVICE void slopes(float (&dp)[64], const Pair& at) const {
-        const u64 a = matrix_descriptor(space.v(at.keys % 2) + group * HALF, 16), b = matrix_descriptor(space.d_out(at.count % 2), 16);
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < HD / 16; i++)
-            wgmma_128<true, true>(dp, a + 2 * i, b + 2 * i, i > 0);
-        wgmma_commit();
-    }
-    // to += a.b, with b's rows the terms
+    // to += a.b, with b's rows the terms: the next 16 are 16 rows of 128 bytes further
     DEVICE void add_product(float (&to)[32], const u32 (&a)[32], u32 from, u32 adds) const {
         const u64 b = matrix_descriptor(from, HALF);
         wgmma_fence();
@@ -389,7 +380,7 @@ struct Consumer {
             }
             if (at.begins()) barrier_wait(space.kv_full(at.keys % 2), at.keys / 2 % 2);
             barrier_wait(space.q_full(stage), round);
-            scores(s, at);
+            over_channels(s, space.k(at.keys % 2), space.q(stage));
             wgmma_wait<1>();
             hold(dk);
             hold(dv);
@@ -403,7 +394,7 @@ struct Consumer {
             wgmma_wait<0>();
             hold(dq);
             if (any) store_sums(dq, before);
-            slopes(dp, at);
+            over_channels(dp, space.v(at.keys % 2), space.d_out(stage));
             const u32 more = !at.begins();
             add_product(dv, p, space.d_out(stage), more);
             wgmma_wait<1>();
