@@ -9,9 +9,16 @@
 // order  d_k and d_v over the queries, tile by tile, and over the parts (flash_bwd_join); d_q over the keys, tile by tile. One block has
 //        all keys of a head, and each sum in L2 one thread that adds to it: bitwise repeatable
 //
+// With RESULT_SUMS it also leaves partial sums of d_qkv over rows, as it is stored, for the gradient of a bias: 8 rows for each sequence,
+// one for each warp, which sums the same 16 rows of every tile. Needs parts == 1.
+//
 // p is rounded to bf16 before it multiplies dp too: with p in f32 a consumer's 240 registers do not suffice. They hold d_k and d_v (64),
 // s and then dp (64), p (32), and dq or the packed ds (32). Other orders of the products within a pair were slower (docs/log.md).
 #include "common/hopper.cuh"
+
+#ifndef RESULT_SUMS
+#define RESULT_SUMS 0
+#endif
 
 constexpr int HD = 64, TILE = 128, GROUP = 128, THREADS = 3 * GROUP;
 
@@ -171,11 +178,22 @@ DEVICE void add_l2(float* to, const float (&x)[32], int i) {
     asm volatile("red.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to), "f"(x[i]), "f"(x[i + 1]), "f"(x[i + 2]), "f"(x[i + 3]) : "memory");
 }
 
+// The sum of the two rows of a thread in two 8x8 matrices, of column 0 and of column 1 of its two.
+DEVICE float2 two_rows(u32 a, u32 b) {
+    return {__uint_as_float(a << 16) + __uint_as_float(b << 16), __uint_as_float(a & 0xffff0000) + __uint_as_float(b & 0xffff0000)};
+}
+// Adds what another lane has of the one that this lane keeps, and gives it the other.
+DEVICE float exchange(float low, float high, int bit) {
+    const bool upper = threadIdx.x & bit;
+    return (upper ? high : low) + __shfl_xor_sync(0xffffffff, upper ? low : high, bit);
+}
+
 struct Consumer {
     Space space;
     const Maps& maps;
     float* sums;      // of this thread: the d_q of tiles of queries, 4 floats in each 4*GROUP
     float* key_sums;  // likewise d_k, then d_v, of tiles of keys, for each unit, where a head of keys has parts
+    float* columns;   // partial sums of d_qkv: of this warp in the first sequence, where heads of keys have no parts
     Shape shape;
     u32 group, row;  // of this block's two, and this warp's first row of a tile
 
@@ -261,14 +279,21 @@ struct Consumer {
 
     DEVICE float* sums_of(const Pair& at) const { return sums + (u64)(at.member * at.tiles + at.query) * TILE * HD; }
     // This warp's 16 rows of a result, by way of shared memory that only this warp uses.
-    DEVICE void send(const float (&x)[32], float factor, u32 tile, i32 column, i32 line) const {
+    DEVICE void send(const float (&x)[32], float factor, u32 tile, i32 column, i32 line, const Pair& at) const {
         const u32 lane = threadIdx.x % WARP, to = tile + lane % 16 * 128;
+        [[maybe_unused]] float of_half[2];
 #pragma unroll
         for (int n = 0; n < 8; n += 2) {
             u32 two[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) two[i] = pack_bf16(x[4 * n + 2 * i] * factor, x[4 * n + 2 * i + 1] * factor);
             store_matrices(to + ((n + lane / 16) ^ lane % 8) * 16, two[0], two[1], two[2], two[3]);
+            if constexpr (RESULT_SUMS) {
+                // Of the rows of 8 lanes and 4 columns, each lane keeps the sum of one column; of 8, when the next 16 have come too.
+                const float2 a = two_rows(two[0], two[1]), b = two_rows(two[2], two[3]);
+                of_half[n / 2 % 2] = exchange(exchange(a.x, b.x, 16), exchange(a.y, b.y, 16), 8);
+                if (n % 4 == 2) add_column(exchange(of_half[0], of_half[1], 4), column + (n - 2) * 8, at);
+            }
         }
         shared_fence();
         __syncwarp();
@@ -276,6 +301,14 @@ struct Consumer {
             tma_store(maps.d_qkv, column, line + (i32)row, tile);
             tma_store_commit();
         }
+    }
+    // A sum over this warp's rows: of the column that the lane has of these 32.
+    DEVICE void add_column(float sum, i32 first, const Pair& at) const {
+        const u32 lane = threadIdx.x % WARP, width = (shape.heads + 2 * shape.kv_heads) * HD;
+        const u32 column = first + lane / 4 % 2 * 16 + lane / 16 * 8 + lane % 4 * 2 + lane / 8 % 2;
+        float* const to = columns + (u64)shape.sequence(at) * (2 * GROUP / WARP) * width + column;
+        if (at.key == 0) *to = sum;
+        else asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(sum) : "memory");
     }
     // Waits until TMA has read what this warp sent.
     DEVICE void wait_sent() const {
@@ -294,7 +327,7 @@ struct Consumer {
                 }
             }
             wait_sent();
-            send(dq, shape.scale, space.results() + row * 128, shape.q_column(at), shape.row(at, at.query));
+            send(dq, shape.scale, space.results() + row * 128, shape.q_column(at), shape.row(at, at.query), at);
         } else {
 #pragma unroll
             for (int i = 0; i < 8; i++) {
@@ -320,8 +353,8 @@ struct Consumer {
         }
         wait_sent();
         asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");  // the group has read its values
-        send(dk, shape.scale, space.results() + row * 128, shape.k_column(at), shape.row(at, at.key));
-        send(dv, 1.0f, space.v(at.keys % 2) + row * 128, shape.v_column(at), shape.row(at, at.key));
+        send(dk, shape.scale, space.results() + row * 128, shape.k_column(at), shape.row(at, at.key), at);
+        send(dv, 1.0f, space.v(at.keys % 2) + row * 128, shape.v_column(at), shape.row(at, at.key), at);
     }
 
     // Each pair's dq is computed during the next pair's exponentials, when the other group's ds has arrived.
@@ -389,7 +422,8 @@ struct Consumer {
 
 KERNEL __launch_bounds__(THREADS, 1)
     flash_bwd_wgmma(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap d_out, const __grid_constant__ TensorMap d_qkv,
-                    const float* stats, float* sums, float* key_sums, u32 seq, u32 heads, u32 kv_heads, u32 parts, u32 units, float scale) {
+                    const float* stats, float* sums, float* key_sums, float* columns, u32 seq, u32 heads, u32 kv_heads, u32 parts, u32 units,
+                    float scale) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     const u32 begin = shared_address(shared);
     const Space space{begin + (1024 - begin % 1024) % 1024};
@@ -414,9 +448,10 @@ KERNEL __launch_bounds__(THREADS, 1)
     } else {
         more_registers<MANY>();
         const u32 group = threadIdx.x / GROUP - 1, thread = threadIdx.x % GROUP;
-        const u32 own = group * 64 * HD + thread * 4;
+        const u32 own = group * 64 * HD + thread * 4, warp = group * (GROUP / WARP) + thread / WARP;
         float* const own_sums = sums + (u64)blockIdx.x * first.share * seq * HD + own;
-        const Consumer consumer{space, maps, own_sums, key_sums + own, shape, group, group * 64 + thread / WARP * 16};
+        float* const own_columns = columns + warp * (heads + 2 * kv_heads) * HD;
+        const Consumer consumer{space, maps, own_sums, key_sums + own, own_columns, shape, group, warp * 16};
         consumer.run(first);
     }
 #endif

@@ -1,6 +1,6 @@
 //! The backward of attention by warpgroups of a Hopper GPU, heads of 64 channels (attention/flash_bwd_wgmma.cu).
 
-use super::lower::Lower;
+use super::lower::{Lower, Partials, RESULT_SUMS};
 use crate::args::{Args, Grid};
 use crate::device::{DeviceInfo, Matrix};
 use crate::kernels::Spec;
@@ -21,6 +21,8 @@ const THREADS: u32 = 384;
 const SHARED: usize = 9 * (16 << 10) + 2 * (32 << 10) + 2 * (1 << 10) + 12 * 8 + 1024;
 /// Bytes of sums that it may take: long sequences whose keys many heads share would need more than the other kernels do.
 const MOST_SUMS: usize = 512 << 20;
+/// Rows of partial sums of `d_qkv` for each sequence: a block's warps that multiply.
+const SUM_ROWS: usize = 8;
 /// Queries and threads of a block of `flash_bwd_stats`.
 const STATS_BLOCK: (usize, u32) = (32, 256);
 /// Threads of a block of `flash_bwd_join`, and blocks that a tile of keys has.
@@ -121,12 +123,22 @@ pub(super) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<boo
     let Sizes { batch, seq, heads, kv_heads } = sizes;
     let (rows, blocks) = (batch * heads * seq, units.min(sms));
     let stats_bytes = 2 * rows * size_of::<f32>(); // two for each query
-    let stats = cx.scratch(stats_bytes + query_sums + key_sums)?;
+    // Sums of parts are not what is stored.
+    let leaves_sums = parts == 1 && cx.bias_follows(op.d_qkv);
+    let columns_bytes = match leaves_sums {
+        true => batch * SUM_ROWS * (heads + 2 * kv_heads) * HEAD_DIM * size_of::<f32>(),
+        false => 0,
+    };
+    let stats = cx.scratch(stats_bytes + query_sums + key_sums + columns_bytes)?;
     let sums = stats + stats_bytes as u64;
     let of_keys = sums + query_sums as u64;
+    let columns = of_keys + key_sums as u64;
+    if leaves_sums {
+        *cx.partials = Some(Partials { op: cx.op, of: op.d_qkv, at: columns, rows: batch * SUM_ROWS });
+    }
     let scale = 1.0 / (HEAD_DIM as f32).sqrt();
 
-    let spec = Spec::new(FILE);
+    let spec = spec(leaves_sums);
     let (each, threads) = STATS_BLOCK;
     let args = Args::new().ptr(stats).ptr(d_out).ptr(out).ptr(cx.ptr(op.lse)?).u32s([seq, heads]);
     cx.launch(&spec, "flash_bwd_stats", Grid::linear(crate::flash::blocks(rows, each)?, threads), args)?;
@@ -142,6 +154,7 @@ pub(super) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<boo
         .ptr(stats)
         .ptr(sums)
         .ptr(of_keys)
+        .ptr(columns)
         .u32s([seq, heads, kv_heads, parts, units])
         .f32(scale);
     cx.launch(&spec, "flash_bwd_wgmma", Grid::linear(blocks, THREADS).shared(SHARED), args)?;
@@ -158,8 +171,12 @@ pub(super) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<boo
     Ok(true)
 }
 
+fn spec(leaves_sums: bool) -> Spec {
+    if leaves_sums { Spec::new(FILE).define(RESULT_SUMS, 1) } else { Spec::new(FILE) }
+}
+
 pub(super) fn specs() -> Vec<Spec> {
-    vec![Spec::new(FILE)]
+    [false, true].map(spec).into()
 }
 
 #[cfg(test)]
