@@ -19,7 +19,7 @@ macro_rules! sources {
 }
 
 sources! {
-    "common": "async_copy.cuh" "chain.cuh" "dropout.cuh" "fill.cu" "floats.cuh" "fp8.cuh" "hopper.cuh" "limits.cu" "mma.cuh" "partials.cuh" "positions.cuh"
+    "common": "async_copy.cuh" "chain.cuh" "cluster.cuh" "dropout.cuh" "fill.cu" "floats.cuh" "fp8.cuh" "hopper.cuh" "limits.cu" "mma.cuh" "partials.cuh" "positions.cuh"
         "prelude.cuh" "random.cuh" "row_block.cuh" "rows.cuh" "scan.cuh" "tf32.cuh" "unaligned.cuh";
     "attention": "append.cu" "cached.cu" "cached_split.cu" "dropout.cuh" "flash.cuh" "flash_any.cu" "flash_bwd.cu" "flash_bwd_wgmma.cu" "flash_f32.cu" "flash_fwd.cu"
         "packed.cuh" "places.cuh" "starts.cuh" "strided.cuh" "tile.cuh" "tile_f32.cuh" "tile_half.cuh";
@@ -33,7 +33,7 @@ sources! {
     "norm": "bwd.cu" "eager_bwd.cu" "eager_fwd.cu" "fp8.cu" "fwd.cu" "gain.cuh" "qk.cu" "row.cuh" "row_block.cuh" "row_warp.cuh";
     "optimizer": "adamw.cu" "eager.cu" "grad_norm.cu" "muon.cu" "state.cuh";
     "product": "bias.cu" "eager_gemm.cu" "gemm_any.cu" "gemm_tf32.cu" "gemm_tf32.cuh" "gemm_tf32_wgmma.cu"
-        "gemv.cu";
+        "gemv.cu" "linear_gelu.cu" "linear_gelu_bwd.cu" "linear_hopper.cuh";
     "ranks": "poison.cu" "tree_sum.cu";
     "rope": "eager.cu" "packed.cu" "tables.cu";
     "sampling": "eager.cu" "sample.cu" "search.cuh";

@@ -5,11 +5,13 @@
 // grid   `splits` blocks per row and head of queries. A block takes every splits-th span of SPAN positions; one without positions
 //        returns at once. 8 lanes share a key. Keys and values of a block's first span are read before the kernel ahead has
 //        ended. HEAD_DIM is a multiple of one vector for each of the 8 lanes
-// order  positions in a fixed stride per warp, warps in order, then blocks in order by the block of a head that ends last:
-//        repeatable, whichever block that is
+//        With CLUSTER, which is `splits` then, the blocks of a head are a cluster and leave their parts in the shared memory of the
+//        first one; else they leave them in memory, for the block that ends last
+// order  positions in a fixed stride per warp, warps in order, then blocks in order: repeatable, and the same either way
 #include "attention/places.cuh"
 #include "attention/starts.cuh"
 #include "common/chain.cuh"
+#include "common/cluster.cuh"
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / WARP;
@@ -40,15 +42,64 @@ struct Piece {
     }
 };
 
-// `partials` is (B·NH, splits, HEAD_DIM + 2); `ended` is (B·NH), zero before and after.
-KERNEL __launch_bounds__(THREADS, PARTS == 1 && STORES ? 3 : 2)
+constexpr u32 PART = HEAD_DIM + 2;  // floats that a block leaves: a value for each column, the largest score, the sum
+
+#if CLUSTER > 1 && __CUDA_ARCH__ >= 900
+// All pieces in the first block of the cluster, added in the order of the blocks; whether this is that block. All blocks have called
+// cluster_arrive once.
+DEVICE bool join(Piece& piece, u32 split, u32 active, u32 c) {
+    __shared__ __align__(8) float parts[CLUSTER][PART];
+    cluster_wait();  // all blocks have started
+    if (split > 0) {
+        if (c < HEAD_DIM) store_there(shared_address_in(0, &parts[split][c]), piece.value);
+        if (c == 0) store_there(shared_address_in(0, &parts[split][HEAD_DIM]), piece.top, piece.sum);
+    }
+    cluster_arrive();
+    if (split > 0) return false;
+    cluster_wait();
+    if (c < HEAD_DIM) {
+        for (u32 s = 1; s < active; s++) piece.add(parts[s][HEAD_DIM], parts[s][HEAD_DIM + 1], parts[s][c]);
+    }
+    return true;
+}
+#else
+// All pieces in the block of these that ends last, added in the order of the blocks; whether this is that block.
+DEVICE bool join(Piece& piece, u32 split, u32 active, u32 c, float* parts, u32* ended) {
+    __shared__ u32 before;
+    float* const mine = parts + split * PART;
+    if (c < HEAD_DIM) mine[c] = piece.value;
+    if (c == 0) {
+        mine[HEAD_DIM] = piece.top;
+        mine[HEAD_DIM + 1] = piece.sum;
+    }
+    __threadfence();
+    __syncthreads();
+    if (c == 0) before = atomicAdd(ended, 1u);
+    __syncthreads();
+    if (before != active - 1) return false;
+    __threadfence();
+    if (c == 0) *ended = 0;
+    piece = {LOWEST, 0.0f, 0.0f};
+    if (c < HEAD_DIM) {
+        for (u32 s = 0; s < active; s++) {
+            const float* const other = parts + s * PART;
+            piece.add(__ldcg(other + HEAD_DIM), __ldcg(other + HEAD_DIM + 1), __ldcg(other + c));
+        }
+    }
+    return true;
+}
+#endif
+
+// `partials` is (B·NH, splits, PART); `ended` is (B·NH), zero before and after. Neither is used with CLUSTER.
+KERNEL CLUSTERED __launch_bounds__(THREADS, PARTS == 1 && STORES ? 3 : 2)
     attention_cached_split(ACT* out, ACT* keys, ACT* values, const ACT* qkv, float* partials, u32* ended, const Scalars* scalars,
                            const i32* cache_rows, const i32* positions, u32 heads, u32 kv_heads, u32 context, u32 rows, u32 splits,
                            u32 window, u32 sequences) {
     __shared__ float tops[WARPS], totals[WARPS], columns[WARPS][HEAD_DIM];
-    __shared__ u32 before;
     start_next();
-    const u32 row = blockIdx.x % rows, split = blockIdx.x / rows;  // of B·NH, and first span
+    cluster_arrive();
+    const u32 row = CLUSTER > 1 ? blockIdx.x / splits : blockIdx.x % rows;  // of B·NH
+    const u32 split = CLUSTER > 1 ? blockIdx.x % splits : blockIdx.x / rows;  // of its blocks; the first span
     const u32 b = row / heads, h = row % heads, share = heads / kv_heads;
     const u32 width = kv_heads * HEAD_DIM, kv = h / share * HEAD_DIM;  // of the cache, and where this head's part begins
 #ifdef PLACED
@@ -169,32 +220,20 @@ KERNEL __launch_bounds__(THREADS, PARTS == 1 && STORES ? 3 : 2)
     __syncthreads();
     const u32 c = threadIdx.x;
     Piece piece = {LOWEST, 0.0f, 0.0f};
-    if (c < HEAD_DIM) {
+    if (c < HEAD_DIM) {  // the largest score first, so that warps do not wait for each other's exponentials
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) piece.add(tops[w], totals[w], columns[w][c]);
-    }
-    if (active > 1) {
-        constexpr u32 WIDTH = HEAD_DIM + 2;
-        float* const mine = partials + ((u64)row * splits + split) * WIDTH;
-        if (c < HEAD_DIM) mine[c] = piece.value;
-        if (c == 0) {
-            mine[HEAD_DIM] = piece.top;
-            mine[HEAD_DIM + 1] = piece.sum;
-        }
-        __threadfence();
-        __syncthreads();
-        if (c == 0) before = atomicAdd(&ended[row], 1u);
-        __syncthreads();
-        if (before != active - 1) return;
-        __threadfence();
-        if (c == 0) ended[row] = 0;
-        piece = {LOWEST, 0.0f, 0.0f};
-        if (c < HEAD_DIM) {
-            for (u32 s = 0; s < active; s++) {
-                const float* const other = partials + ((u64)row * splits + s) * WIDTH;
-                piece.add(__ldcg(other + HEAD_DIM), __ldcg(other + HEAD_DIM + 1), __ldcg(other + c));
-            }
+        for (int w = 0; w < WARPS; w++) piece.top = fmaxf(piece.top, tops[w]);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            const float factor = expf(tops[w] - piece.top);
+            piece.sum = __fmaf_rn(totals[w], factor, piece.sum);
+            piece.value = __fmaf_rn(columns[w][c], factor, piece.value);
         }
     }
+#if CLUSTER > 1 && __CUDA_ARCH__ >= 900
+    if (active > 1 && !join(piece, split, active, c)) return;
+#else
+    if (active > 1 && !join(piece, split, active, c, partials + (u64)row * splits * PART, &ended[row])) return;
+#endif
     if (c < HEAD_DIM) out[(u64)row * HEAD_DIM + c] = from_float<ACT>(piece.value / piece.sum);
 }

@@ -7,16 +7,9 @@
 //        what loss/fp8.cu makes the same gradient of. cross_entropy_any: a block per row, which it reads for each pass; any shape
 // order  each thread its columns in order, then a butterfly over lanes, then over warps, then the blocks in order: repeatable
 #include "common/async_copy.cuh"
+#include "common/cluster.cuh"
 #include "loss/gradient.cuh"
 
-#ifndef CLUSTER
-#define CLUSTER 1
-#endif
-#if CLUSTER > 1 && __CUDA_ARCH__ >= 900
-#define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
-#else
-#define CLUSTERED
-#endif
 // A row that needs several blocks fills the shared memory of each.
 constexpr int MOST_THREADS = CLUSTER > 1 ? 1024 : 768, BLOCKS = CLUSTER > 1 ? 1 : 2;
 
@@ -65,25 +58,10 @@ DEVICE Sum block_sum(Sum s, float& x_target, Shared& shared, int turn) {
 }
 
 #if CLUSTER > 1 && __CUDA_ARCH__ >= 900
-DEVICE u32 cluster_rank() {
-    u32 rank;
-    asm("mov.u32 %0, %cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-// What a block wrote before it, all blocks of the cluster see after it.
-DEVICE void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// Writes to where `at` is in the shared memory of another block of the cluster.
-DEVICE void tell(u32 rank, const Sum* at, Sum value) {
-    u32 there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(at)), "r"(rank));
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(value.max), "f"(value.sum) : "memory");
-}
-
 // One total for the cluster from those of its blocks, added in their order.
 DEVICE Sum cluster_sum(Sum mine, Shared& shared, int turn) {
-    if (threadIdx.x < CLUSTER) tell(threadIdx.x, &shared.blocks[turn][cluster_rank()], mine);
+    if (threadIdx.x < CLUSTER)
+        store_there(shared_address_in(threadIdx.x, &shared.blocks[turn][cluster_rank()]), mine.max, mine.sum);
     cluster_barrier();
     float max = LEAST, sum = 0.0f;
 #pragma unroll
@@ -96,8 +74,6 @@ DEVICE Sum cluster_sum(Sum mine, Shared& shared, int turn) {
     return {max, sum};
 }
 #else
-DEVICE u32 cluster_rank() { return 0; }
-DEVICE void cluster_barrier() {}
 DEVICE Sum cluster_sum(Sum mine, Shared&, int) { return mine; }
 #endif
 

@@ -4,7 +4,8 @@
 // moves  outs·WIDTH·sizeof(ACT) bytes; bound: memory
 // grid   a block per OUTS rows of the weight. It copies them to shared memory before it waits for the kernel ahead, so
 //        that memory is busy with as many blocks, of this kernel and the next ones, as fit on a multiprocessor.
-//        A thread takes the same columns of each row. WIDTH is a multiple of a vector
+//        A thread takes the same columns of each row. WIDTH is a multiple of a vector. With GROUPS, sm_90 and newer, blocks have
+//        one more warp, which copies them in so many groups, one after the other
 //        Each block computes the norm for itself, which takes less time than another kernel where the weight is large; block 0
 //        stores its results
 // order  a thread's columns in order, lanes in pairs, then warps in order: repeatable, and the same for any OUTS and ROWS. The
@@ -23,6 +24,11 @@
 namespace activation {
 ACTIVATIONS(NAMED)
 }
+
+#if !defined(GROUPS) || __CUDA_ARCH__ < 900
+#undef GROUPS
+#define GROUPS 1
+#endif
 
 constexpr int SUMS = OUTS * ROWS;
 constexpr int AHEAD = STEPS * ROWS <= 8 ? STEPS : 1;  // steps whose input is read before any is multiplied
@@ -49,29 +55,50 @@ template <int COUNT, int D = WARP / 2> DEVICE float exchange(float (&x)[COUNT]) 
 }
 
 #if __CUDA_ARCH__ >= 900
-// Rows of the weight on their way to shared memory, by TMA.
+// Rows of the weight on their way to shared memory, by TMA, in GROUPS of bytes of which the next starts when one has arrived: with more
+// under way the queues of memory are so long that what the kernel ahead has left, and the message of its end, wait in them too.
 struct Fetch {
-    u32 barrier;
+    static constexpr u32 ALL = OUTS * WIDTH * sizeof(ACT), GROUP = (ALL / GROUPS + 15) / 16 * 16;
+    static_assert(GROUP * (GROUPS - 1) < ALL, "no group without bytes");
+    static constexpr int COPIER = GROUPS > 1 ? THREADS : 0;  // the thread that copies: of a warp of its own where it waits for groups
+    u32 barriers;
 
-    DEVICE void start(uint4* held, const ACT* from, u32 count) {
-        __shared__ u64 arrived;
-        barrier = shared_address(&arrived);
-        if (threadIdx.x == 0) {
-            barrier_init(barrier, 1);
-            barrier_init_fence();
-            barrier_expect(barrier, count * WIDTH * sizeof(ACT));
-            for (u32 o = 0; o < count; o++)
-                bulk_load(shared_address(held + o * VECS), from + o * WIDTH, WIDTH * sizeof(ACT), barrier);
-        }
-        __syncthreads();  // the barrier is initialised
+    DEVICE void copy(u32 g, u32 held, const ACT* from, u32 bytes) {
+        const u32 at = g * GROUP, some = at < bytes ? min(GROUP, bytes - at) : 0;
+        barrier_expect(barriers + 8 * g, some);
+        if (some > 0) bulk_load(held + at, reinterpret_cast<const u8*>(from) + at, some, barriers + 8 * g);
     }
 
-    DEVICE void wait() { barrier_wait(barrier, 0); }
+    // Whether the thread has nothing else to do.
+    DEVICE bool start(uint4* held, const ACT* from, u32 count) {
+        __shared__ u64 arrived[GROUPS];
+        barriers = shared_address(arrived);
+        const u32 to = shared_address(held), bytes = count * WIDTH * sizeof(ACT);
+        if (threadIdx.x == COPIER) {
+            for (int g = 0; g < GROUPS; g++) barrier_init(barriers + 8 * g, 1);
+            barrier_init_fence();
+            copy(0, to, from, bytes);
+        }
+        __syncthreads();  // the barriers are initialised
+        if (GROUPS == 1 || threadIdx.x < THREADS) return false;
+        if (threadIdx.x == COPIER) {
+            for (int g = 1; g < GROUPS; g++) {
+                barrier_wait(barriers + 8 * (g - 1), 0);
+                copy(g, to, from, bytes);
+            }
+        }
+        return true;
+    }
+
+    DEVICE void wait() {
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) barrier_wait(barriers + 8 * g, 0);
+    }
 };
 #else
 // Rows of the weight on their way to shared memory. A thread copies what it will read itself.
 struct Fetch {
-    DEVICE void start(uint4* held, const ACT* from, u32 count) {
+    DEVICE bool start(uint4* held, const ACT* from, u32 count) {
 #pragma unroll
         for (int o = 0; o < OUTS; o++) {
             if (o >= count) break;
@@ -82,6 +109,7 @@ struct Fetch {
             }
         }
         cp_commit();
+        return false;
     }
 
     DEVICE void wait() { cp_wait<0>(); }
@@ -115,7 +143,7 @@ DEVICE void multiply(Input input, ACT* out, ACT* pre, const ACT* weight, const A
     const u32 first = blockIdx.x * OUTS, count = min((u32)OUTS, outs - first);
     start_next();
     Fetch fetch;
-    fetch.start(held, weight + (u64)first * WIDTH, count);
+    if (fetch.start(held, weight + (u64)first * WIDTH, count)) return;
     const u32 o = threadIdx.x / ROWS, r = threadIdx.x % ROWS;  // the result that this thread finishes
     const bool finishes = threadIdx.x < SUMS && o < count && r < rows;
     const float shift = bias && finishes ? to_float(bias[first + o]) : 0.0f;
@@ -163,6 +191,7 @@ DEVICE void multiply(Input input, ACT* out, ACT* pre, const ACT* weight, const A
 }
 
 constexpr int RESIDENT = ROWS == 1 ? 4 : 2;  // blocks per multiprocessor
+constexpr int LAUNCHED = THREADS + (GROUPS > 1 ? WARP : 0);
 
 #ifdef CENTRED
 // The result of a norm of one row.
@@ -182,14 +211,14 @@ struct Normalised {
 };
 
 // The norm's arguments are those of residual_layernorm_fwd; mean and norm_bias are null for an RMS norm.
-KERNEL __launch_bounds__(THREADS, RESIDENT)
+KERNEL __launch_bounds__(LAUNCHED, RESIDENT)
     gemv_norm(ACT* out, ACT* pre, const ACT* weight, const ACT* bias, u32 outs, ACT* residual, ACT* inp, float* mean, float* rstd,
               const ACT* a, const ACT* b, const ACT* norm_weight, const ACT* norm_bias, float eps) {
     const Rows rows = {inp, mean, rstd, a, b, residual, norm_weight, norm_bias, eps, 1, WIDTH};
     multiply(Normalised{rows, {}}, out, pre, weight, bias, 1, outs);
 }
 #else
-KERNEL __launch_bounds__(THREADS, RESIDENT)
+KERNEL __launch_bounds__(LAUNCHED, RESIDENT)
     gemv(ACT* out, ACT* pre, const ACT* inp, const ACT* weight, const ACT* bias, u32 rows, u32 outs) {
     multiply(Stored{inp, rows}, out, pre, weight, bias, rows, outs);
 }

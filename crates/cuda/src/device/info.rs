@@ -26,6 +26,10 @@ pub struct DeviceInfo {
     pub shared_per_block: usize,
 }
 
+/// The first compute capability that copies bytes to shared memory by itself.
+const BULK_COPY_COMPUTE: (u32, u32) = (9, 0);
+/// The first compute capability with clusters of blocks.
+const CLUSTER_COMPUTE: (u32, u32) = (9, 0);
 /// The first compute capability with products of 8-bit numbers.
 pub(crate) const FP8_COMPUTE: (u32, u32) = (8, 9);
 
@@ -35,9 +39,19 @@ impl DeviceInfo {
         self.compute >= FP8_COMPUTE
     }
 
+    /// Whether blocks can be launched in clusters, which reach each other's shared memory: of up to 8 on every such device.
+    pub fn has_clusters(&self) -> bool {
+        self.compute >= CLUSTER_COMPUTE
+    }
+
     /// Whether experts/grouped_fp8.cu runs on it.
     pub fn has_fp8_experts(&self) -> bool {
         self.compute == (9, 0)
+    }
+
+    /// Whether it copies contiguous bytes to shared memory by itself (`cp.async.bulk`).
+    pub fn has_bulk_copies(&self) -> bool {
+        self.compute >= BULK_COPY_COMPUTE
     }
 
     /// The architecture NVRTC compiles for: `sm_90a`, `sm_80`.

@@ -15,6 +15,11 @@ const MOST_ROWS: usize = 8;
 const HELD_BYTES: usize = 52 << 10;
 /// Blocks that keep all multiprocessors busy. Not the device's own number, so that every device computes the same.
 const LEAST_BLOCKS: usize = 192;
+/// Bytes of weights that a block asks for at a time. Memory is busy with four blocks of them per multiprocessor; with twice as much, or
+/// with all at once, its queues are longer than it needs, and half as much leaves it idle.
+const GROUP_BYTES: usize = 12_800;
+/// Threads of a warp.
+const WARP: u32 = 32;
 /// Sums of a block at most: one per lane.
 const MOST_SUMS: usize = 32;
 /// Rows of the weight per block at most.
@@ -22,7 +27,9 @@ const MOST_OUTS: usize = 16;
 
 /// Bytes of a weight from which on a norm ahead is computed by the blocks of the layer. Each of them computes it, which is
 /// longer than a launch unless there is much to read meanwhile.
-const LEAST_JOINED: usize = 32 << 20;
+const LEAST_JOINED: usize = 12 << 20;
+/// Bytes of a weight whose reading takes much longer than what its kernel waits for: blocks ask for all they hold at once.
+const LARGE: usize = 32 << 20;
 
 /// What a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,11 +40,14 @@ struct Shape {
     rows: usize,
     /// Rows of the weight per block: a power of two.
     outs: usize,
+    /// Groups in which a block copies its part of the weight, if one after the other.
+    groups: usize,
 }
 
 impl Shape {
-    /// `None` if there are too many rows, or if they are too long or not a multiple of a vector.
-    fn choose(act: DType, [rows, width, outs]: [usize; 3]) -> Option<Self> {
+    /// `None` if there are too many rows, or if they are too long or not a multiple of a vector. `paced` if the device copies by
+    /// itself: then in groups, unless the weight is large.
+    fn choose(act: DType, [rows, width, outs]: [usize; 3], paced: bool) -> Option<Self> {
         let bytes = width * act.size();
         let takes = (1..=MOST_ROWS).contains(&rows) && outs > 0;
         if !takes || bytes == 0 || bytes > HELD_BYTES || !bytes.is_multiple_of(16) {
@@ -49,12 +59,17 @@ impl Shape {
         while each > 1 && outs.div_ceil(each) < LEAST_BLOCKS {
             each /= 2;
         }
-        Some(Self { act, width, rows, outs: each })
+        let groups = if paced && outs * bytes < LARGE { (each * bytes).div_ceil(GROUP_BYTES) } else { 1 };
+        Some(Self { act, width, rows, outs: each, groups })
     }
 
     fn grid(&self, outs: usize) -> Grid {
         let held = self.outs * self.width * self.act.size();
-        Grid::row_blocks(outs.div_ceil(self.outs), self.act, self.width).shared(held)
+        let mut grid = Grid::row_blocks(outs.div_ceil(self.outs), self.act, self.width).shared(held);
+        if self.groups > 1 {
+            grid.block[0] += WARP;
+        }
+        grid
     }
 
     fn spec(&self, activation: Option<Act>) -> Result<Spec> {
@@ -62,6 +77,7 @@ impl Shape {
             .define("WIDTH", self.width as u32)
             .define("ROWS", self.rows as u32)
             .define("OUTS", self.outs as u32);
+        let spec = if self.groups > 1 { spec.define("GROUPS", self.groups as u32) } else { spec };
         Ok(match activation {
             Some(act) => spec.define("ACTIVATION", act.name()),
             None => spec,
@@ -74,7 +90,8 @@ pub(super) fn linear_few(cx: &mut Lower<'_>, op: &LinearFwd) -> Result<bool> {
     let (rows, width, outs) = (op.inp.shape.rows(), op.inp.shape.cols(), op.weight.shape.rows());
     let act = op.out.dtype;
     let same_type = op.inp.dtype == act && op.weight.dtype == act;
-    let Some(shape) = Shape::choose(act, [rows, width, outs]).filter(|_| same_type) else {
+    let paced = cx.device.info.has_bulk_copies();
+    let Some(shape) = Shape::choose(act, [rows, width, outs], paced).filter(|_| same_type) else {
         return Ok(false);
     };
     let (weight, inp) = (cx.ptr(op.weight)?, cx.ptr(op.inp)?);
@@ -133,7 +150,7 @@ pub(super) fn specs() -> Vec<Spec> {
         for (act, rows) in
             [DType::F32, DType::BF16].into_iter().flat_map(|act| [1, 2, 4, 8].map(|r| (act, r)))
         {
-            let shape = Shape::choose(act, [rows, width, outs]);
+            let shape = Shape::choose(act, [rows, width, outs], true);
             let spec = shape.and_then(|shape| shape.spec(activation).ok());
             let joined = rows == 1 && outs * width * act.size() >= LEAST_JOINED && is_narrow(act, width);
             if let Some(spec) = spec.clone().filter(|_| joined) {
@@ -155,7 +172,7 @@ mod tests {
 
     #[test]
     fn blocks_hold_as_many_rows_as_fit() {
-        let outs = |act, sizes| Shape::choose(act, sizes).map(|shape| (shape.rows, shape.outs));
+        let outs = |act, sizes| Shape::choose(act, sizes, true).map(|shape| (shape.rows, shape.outs));
         assert_eq!(outs(DType::BF16, [1, 1600, 4800]), Some((1, 16)));
         assert_eq!(outs(DType::BF16, [1, 1600, 1600]), Some((1, 8)), "more blocks");
         assert_eq!(outs(DType::BF16, [1, 6400, 1600]), Some((1, 4)), "51,200 bytes");
@@ -165,5 +182,19 @@ mod tests {
         for refused in [[9, 64, 64], [0, 64, 64], [1, 12, 64], [1, 0, 64], [1, 64, 0], [1, 1 << 20, 64]] {
             assert_eq!(outs(DType::BF16, refused), None, "{refused:?}");
         }
+    }
+
+    #[test]
+    fn weights_are_copied_in_groups_where_the_device_copies() {
+        let shape = |sizes, paced| Shape::choose(DType::BF16, sizes, paced).unwrap();
+        let groups = |sizes| shape(sizes, true).groups;
+        assert_eq!(
+            [[1, 1600, 4800], [1, 1600, 1600], [1, 6400, 1600], [8, 1600, 4800]].map(groups),
+            [4, 2, 4, 1]
+        );
+        assert_eq!(groups([1, 1600, 50257]), 1, "large");
+        assert_eq!(shape([1, 1600, 4800], false).groups, 1);
+        assert_eq!(shape([1, 1600, 4800], true).grid(4800).block[0], 224 + 32, "a warp that copies");
+        assert_eq!(shape([1, 1600, 4800], false).grid(4800).block[0], 224);
     }
 }

@@ -12,8 +12,6 @@ use ironhorse_core::{DType, Slot};
 const TOTALS: usize = 656;
 /// Blocks that may hold a row together; 8 is the largest cluster that every device with clusters runs.
 const CLUSTERS: [u32; 4] = [1, 2, 4, 8];
-/// The first compute capability with clusters.
-const CLUSTERED: (u32, u32) = (9, 0);
 
 fn spec(dtype: DType, cluster: u32) -> Result<Spec> {
     let spec = Spec::act("loss/cross_entropy.cu", dtype)?;
@@ -37,7 +35,7 @@ impl Stretches {
             return None;
         }
         let vectors = used.div_ceil(16);
-        let may = |cluster: &u32| *cluster == 1 || info.compute >= CLUSTERED;
+        let may = |cluster: &u32| *cluster == 1 || info.has_clusters();
         let stretches = CLUSTERS.into_iter().filter(may).map(|cluster| {
             let vectors = vectors.div_ceil(cluster as usize);
             // two blocks run side by side where rows are short, one where they fill the shared memory

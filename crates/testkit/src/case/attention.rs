@@ -61,7 +61,7 @@ const GROUPED: [[usize; 5]; 15] = [
 ];
 
 /// (B, maxT, C, NH), positions
-const CACHES: [([usize; 4], &[usize]); 10] = [
+const CACHES: [([usize; 4], &[usize]); 12] = [
     ([1, 1, 1, 1], &[0]),
     ([2, 37, 48, 3], &[0, 1, 18, 36]),
     ([1, 130, 129, 3], &[30, 65, 129]),
@@ -72,6 +72,9 @@ const CACHES: [([usize; 4], &[usize]); 10] = [
     ([1, 600, 128, 2], &[0, 63, 64, 127, 128, 129, 300, 599]),
     ([2, 300, 256, 2], &[31, 64, 299]),
     ([65, 140, 256, 4], &[139]),
+    // longer than the blocks of a cluster take at once: few heads, and many
+    ([1, 1300, 128, 2], &[1023, 1299]),
+    ([16, 1100, 128, 2], &[1030]),
 ];
 
 /// (B, maxT, C, NH, NKV), positions

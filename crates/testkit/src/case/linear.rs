@@ -29,7 +29,8 @@ const WIDE: [[usize; 4]; 6] = [
 ];
 
 /// Few rows, as in decoding: weights that are not a multiple of a block, and rows of the weight of many lengths.
-const FEW: [[usize; 4]; 8] = [
+/// Those of 1600 and 6400 columns with many rows of the weight fill a block with several groups of bytes, and the last block is not full.
+const FEW: [[usize; 4]; 11] = [
     [1, 1, 64, 50],
     [1, 1, 64, 3075],
     [1, 1, 1600, 403],
@@ -38,6 +39,9 @@ const FEW: [[usize; 4]; 8] = [
     [3, 1, 48, 17],
     [7, 1, 768, 403],
     [8, 1, 3072, 41],
+    [1, 1, 1600, 3077],
+    [1, 1, 6400, 771],
+    [2, 1, 1600, 3077],
 ];
 
 /// Sizes that take too long for a test suite.
