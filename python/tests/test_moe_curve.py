@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+import xml.etree.ElementTree
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,21 @@ def test_the_picture_has_the_style_of_those_in_rust():
         assert f'const {name}: &str = "{getattr(style, name)}";' in text
     for name in ("NORMAL", "LARGE"):
         assert f"const {name}: f64 = {getattr(style, name)}.0;" in text
+
+
+def test_the_scaling_picture_is_drawn_from_its_report():
+    script, folder = module("scaling_svg"), BENCHES.parent / "docs"
+    report = json.loads((folder / "benchmarks" / "cpu-d12-scaling.json").read_text())
+    svg = script.picture(report)
+    assert svg == (folder / "img" / "cpu-scaling.svg").read_text(), "draw it anew with benches/scaling_svg.py"
+    xml.etree.ElementTree.fromstring(svg)
+    # a line for each way to grow, a mark for each row and one in the legend; units on both axes
+    assert (svg.count("<path"), svg.count("<circle"), svg.count('width="8"')) == (2, 4 + 1, 5 + 1)
+    assert "speed (tokens/s)" in svg and "tokens of a step" in svg and "nan" not in svg
+    # twice the speed is twice as high
+    rows = [dict(row, tokens_per_s=speed) for row, speed in zip(report["rows"][:2], (50.0, 100.0), strict=True)]
+    marks = re.findall(r'cy="([0-9.]+)"', script.picture(dict(report, rows=rows)))
+    assert script.BOTTOM - float(marks[1]) == pytest.approx(2 * (script.BOTTOM - float(marks[0])), abs=0.2)
 
 
 def test_comparison_starts_both_sides_alike(tmp_path):

@@ -122,6 +122,7 @@ def test_tensorboard_shows_the_log(run: Path):
         "gradient_norm": "grad_norm",
         "speed/tokens_per_s": "tokens_per_s",
         "speed/step_ms": "ms",
+        "speed/data_ms": "data_ms",
     }
     for tag, field in tags.items():
         expected = [(line["step"], line[field]) for line in log if field in line]

@@ -124,7 +124,7 @@ def test_a_report_is_one_page_that_needs_nothing_else(runs: tuple[Path, Path], t
     log = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     seconds = sum(line["ms"] for line in log) / 1e3
     assert f"{seconds:.2f} EUR" in all_texts, "3600 an hour is 1 a second"
-    assert page.tags.count("svg") == 6, "loss, learning rate, gradient norm, speed, busiest expert, loads"
+    assert page.tags.count("svg") == 7, "loss, rate, gradient norm, speed, busiest expert, loads, loads over steps"
     said = json.loads((tmp_path / "report.json").read_text())
     assert said["runs"] == ["run"] and [sample["step"] for sample in said["samples"][0]] == [5, 10, 12]
 

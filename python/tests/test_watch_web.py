@@ -269,6 +269,25 @@ def test_samples_experts_and_profile(browser: Browser, server: Server, top: Path
         browser.mouse("mouseMoved", cell[0] + cell[2] * (expert + 0.5), cell[1] + cell[3] / 2)
         said = browser.wait("!document.getElementById('tip').hidden && document.getElementById('tip').textContent")
         assert said.startswith(f"layer 0, expert {expert}: {100 * load / sum(loads):.2f} %"), said
+    # the second layer over the steps: every logged step is a column
+    lines = [json.loads(line) for line in (top / "runs" / "second" / "metrics.jsonl").read_text().splitlines()]
+    over = {line["step"]: line["router"][1]["load"] for line in lines if line.get("router")}
+    browser.evaluate("at('layer').value = '1'; at('layer').dispatchEvent(new Event('change'))")
+    left, top_, room, line, columns = browser.wait(
+        "(() => { const c = document.querySelector('#experts canvas'), b = c.getBoundingClientRect(); "
+        "const { left, room, line, over } = c.cells; "
+        "return over && [b.left + left, b.top + 18, room, line, over.steps.length] })()"
+    )
+    assert columns == len(over)
+    for step, loads in list(over.items())[:: max(1, len(over) // 3)]:
+        for expert, load in enumerate(loads):
+            browser.mouse("mouseMoved", left + room * (step - min(over) + 0.5), top_ + line * (expert + 0.5))
+            tip, wanted = "document.getElementById('tip').textContent", f"step {step}, expert {expert}: "
+            said = browser.wait(f"{tip}.startsWith({json.dumps(wanted)}) && {tip}")
+            percent = float(said.removeprefix(wanted).split(" %")[0])
+            assert percent == pytest.approx(100 * load / sum(loads), abs=0.0051), said
+    browser.evaluate("at('layer').value = ''; at('layer').dispatchEvent(new Event('change'))")
+    browser.wait("!document.querySelector('#experts canvas').cells.over")
     assert not browser.evaluate("document.getElementById('profile').hidden")
     assert "ms" in browser.evaluate("document.querySelector('#profile h2 small').textContent")
     browser.go(server.url + "#run=first")

@@ -72,7 +72,7 @@ verify_moe_keys() {
     local name sizes batch seq init reference key dtype part
     while read -r name sizes batch seq init reference; do
         key=$scratch/moe/$name.key.safetensors
-        for dtype in f32 bf16; do
+        for dtype in f32 bf16 fp8; do
             part=verify-moe-$name-$dtype
             if [[ ! -e $key ]] && ! has_reference "$reference"; then
                 absent "$part" "no transformers"

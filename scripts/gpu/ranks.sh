@@ -7,7 +7,9 @@ ranks_models="gpt2 n_layer=4,n_head=4,n_embd=256,vocab_size=256,max_seq_len=128
 llama hidden=256,layers=4,heads=4,kv_heads=2,ffn=512,vocab=256,context=128
 mixture hidden=256,layers=4,heads=4,experts=8,top_k=2,ffn=256,vocab=256,context=128
 all16 hidden=256,layers=4,heads=4,kv_heads=2,ffn=512,vocab=256,context=128 --master residual --moments bf16
-muon n_layer=4,n_head=4,n_embd=256,vocab_size=256,max_seq_len=128 --optimizer muon"
+muon n_layer=4,n_head=4,n_embd=256,vocab_size=256,max_seq_len=128 --optimizer muon
+fp8 n_layer=4,n_head=4,n_embd=256,vocab_size=256,max_seq_len=128 --dtype fp8
+mixture8 hidden=256,layers=4,heads=4,experts=8,top_k=2,ffn=256,vocab=256,context=128 --dtype fp8"
 
 stage_ranks() {
     local name model more

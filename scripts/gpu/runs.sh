@@ -9,7 +9,9 @@ resume_checks="f32 --dtype f32
 bf16 --dtype bf16 --accumulate 2
 all16 --dtype bf16 --master residual --moments bf16
 moe --dtype bf16 --model hidden=128,layers=2,heads=4,experts=8,top_k=2,ffn=128,vocab=256,context=128 --accumulate 2
-moe16 --dtype bf16 --model hidden=128,layers=2,heads=4,experts=8,top_k=2,ffn=128,vocab=256,context=128 --master residual --moments bf16"
+moe16 --dtype bf16 --model hidden=128,layers=2,heads=4,experts=8,top_k=2,ffn=128,vocab=256,context=128 --master residual --moments bf16
+fp8 --dtype fp8 --accumulate 2
+moe8 --dtype fp8 --model hidden=256,layers=2,heads=4,experts=8,top_k=2,ffn=256,vocab=256,context=128 --accumulate 2"
 
 stage_runs() {
     local name flags

@@ -83,12 +83,31 @@ pub const STREAMS: usize = 8;
 const LINE: usize = 16;
 
 /// Asks for the lines of a window to come into the second-level cache, those of several streams in turns.
-pub fn fetch_streams(span: Span<f32>) {
-    let apart = span.len().div_ceil(STREAMS).next_multiple_of(LINE);
-    for line in (0..apart.min(span.len())).step_by(LINE) {
-        for stream in (0..STREAMS).map(|stream| stream * apart + line).take_while(|&at| at < span.len()) {
-            fetch(span.ptr().wrapping_add(stream));
+pub struct Streams {
+    span: Span<f32>,
+    /// From one stream to the next.
+    apart: usize,
+    /// What is asked for of each.
+    done: usize,
+}
+
+impl Streams {
+    /// Of a window of which nothing is asked for yet.
+    pub fn new(span: Span<f32>) -> Self {
+        Self { span, apart: span.len().div_ceil(STREAMS).next_multiple_of(LINE), done: 0 }
+    }
+
+    /// Asks for one of so many parts.
+    pub fn fetch(&mut self, parts: usize) {
+        let end = (self.done + self.apart.div_ceil(parts.max(1))).next_multiple_of(LINE).min(self.apart);
+        for line in (self.done..end).step_by(LINE) {
+            for stream in
+                (0..STREAMS).map(|stream| stream * self.apart + line).take_while(|&at| at < self.span.len())
+            {
+                fetch(self.span.ptr().wrapping_add(stream));
+            }
         }
+        self.done = end;
     }
 }
 

@@ -33,7 +33,7 @@ sources! {
     "norm": "bwd.cu" "eager_bwd.cu" "eager_fwd.cu" "fp8.cu" "fwd.cu" "gain.cuh" "qk.cu" "row.cuh" "row_block.cuh" "row_warp.cuh";
     "optimizer": "adamw.cu" "eager.cu" "grad_norm.cu" "muon.cu" "state.cuh";
     "product": "bias.cu" "eager_gemm.cu" "gemm_any.cu" "gemm_tf32.cu" "gemm_tf32.cuh" "gemm_tf32_wgmma.cu"
-        "gemv.cu";
+        "gemv.cu" "linear_gelu.cu" "linear_gelu_bwd.cu" "linear_hopper.cuh";
     "ranks": "poison.cu" "tree_sum.cu";
     "rope": "eager.cu" "packed.cu" "tables.cu";
     "sampling": "eager.cu" "sample.cu" "search.cuh";

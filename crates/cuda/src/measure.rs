@@ -33,9 +33,15 @@ fn noise(stream: &Stream, kernel: &'static str, at: u64, bytes: usize) -> Result
     stream.launch(noise, full_grid(stream), &mut Args::new().ptr(at).u64(bytes as u64 / 16))
 }
 
-/// Milliseconds of what `work` puts on the stream: the mean of `repeats` runs in a row.
-pub(crate) fn mean_ms(stream: &Stream, repeats: u32, mut work: impl FnMut() -> Result<()>) -> Result<f32> {
+/// Milliseconds of what `work` puts on the stream: the mean of `repeats` runs in a row, right behind `skip` others.
+pub(crate) fn mean_ms(
+    stream: &Stream,
+    skip: u32,
+    repeats: u32,
+    mut work: impl FnMut() -> Result<()>,
+) -> Result<f32> {
     let (start, end) = (Event::new(stream.device(), true)?, Event::new(stream.device(), true)?);
+    (0..skip).try_for_each(|_| work())?;
     start.record(stream)?;
     (0..repeats).try_for_each(|_| work())?;
     end.record(stream)?;

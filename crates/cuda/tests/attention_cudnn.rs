@@ -223,6 +223,8 @@ fn the_backward_for_hopper_is_what_the_definition_says() {
         (50, 256, 2, 2),
         (35, 384, 6, 3),
         (70, 640, 4, 1),
+        (20, 256, 12, 1),
+        (9, 128, 16, 2),
     ];
     for (b, t, heads, kv_heads) in sizes {
         let one = Size { b: 1, t, heads, kv_heads, hd: 64 };

@@ -96,6 +96,13 @@ fn a_page_a_list_and_what_is_known_of_a_run() {
     assert_eq!(told["facts"], json!([["made", "50"]]));
     assert_eq!(told["samples"], json!([20, 40]));
     assert_eq!(told["router"], json!([[0.25, 0.25, 0.4, 0.1]]));
+    let over = server.json("/api/experts/0001?layer=0");
+    assert_eq!((&over["width"], &over["layers"]), (&json!(1), &json!(1)));
+    assert_eq!(over["steps"].as_array().unwrap().len(), 50);
+    assert_eq!((&over["steps"][30], &over["shares"][30]), (&json!(30), &json!([0.25, 0.25, 0.4, 0.1])));
+    let (status, _, said) = server.get("/api/experts/0001?layer=1");
+    assert!(status == 400 && said.contains("layer is 1, expected less than 1"), "{said}");
+    assert_eq!(server.get("/api/experts/0002?layer=0").0, 404);
     assert_eq!(told["profile"]["layers"][0], json!({"name": "h.0", "ms": 3.0, "of_possible": 0.5}));
     assert!(told["quantities"].as_array().unwrap().contains(&json!("busiest_expert")));
     assert_eq!(server.json("/api/samples/0001?step=20"), json!({"step": 20, "text": "once <b>"}));

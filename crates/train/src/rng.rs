@@ -6,6 +6,7 @@
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A bijection of 64-bit words in which each input bit reaches every output bit.
+#[inline]
 pub(crate) fn mix64(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -36,6 +37,7 @@ impl Rng {
     }
 
     /// The next 64 random bits.
+    #[inline]
     pub fn next_u64(&mut self) -> u64 {
         let [a, b, c, d] = self.s;
         let out = a.wrapping_add(d).rotate_left(23).wrapping_add(a);
@@ -54,14 +56,16 @@ impl Rng {
         if n == 0 {
             return 0;
         }
-        // The high word of x*n is the answer; low words under 2^64 mod n would favour some answers and are drawn again.
-        let uneven = n.wrapping_neg() % n;
-        loop {
-            let wide = u128::from(self.next_u64()) * u128::from(n);
-            if wide as u64 >= uneven {
-                return (wide >> 64) as u64;
+        // The high word of x*n is the answer; low words under 2^64 mod n would favour some answers and are drawn again. That
+        // remainder is below n: few low words have to be compared with it.
+        let mut wide = u128::from(self.next_u64()) * u128::from(n);
+        if (wide as u64) < n {
+            let uneven = n.wrapping_neg() % n;
+            while (wide as u64) < uneven {
+                wide = u128::from(self.next_u64()) * u128::from(n);
             }
         }
+        (wide >> 64) as u64
     }
 
     /// An index into something of length `n`: [`below`](Self::below) for `usize`.

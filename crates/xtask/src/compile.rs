@@ -7,6 +7,7 @@ use crate::repo::{Compiler, Repo};
 use anyhow::{Context, Result};
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, IsTerminal};
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -65,7 +66,7 @@ impl Messages {
 }
 
 /// Runs a cargo command that compiles. Its progress and all warnings are shown. True if it succeeded without a warning.
-pub fn compile(repo: &Repo, compiler: Compiler, args: &[&str]) -> Result<(bool, Messages)> {
+pub fn compile(repo: &Repo, compiler: Compiler, args: &[impl AsRef<OsStr>]) -> Result<(bool, Messages)> {
     let mut cargo = repo.cargo_with(compiler);
     cargo.args(args);
     let colours = std::io::stderr().is_terminal();

@@ -4,6 +4,7 @@
 
 mod args;
 mod bundle;
+mod changed;
 mod compile;
 mod counts;
 mod generate;

@@ -97,6 +97,13 @@ impl Repo {
         Command::new(&self.program)
     }
 
+    /// A command of git, in the root.
+    pub fn git(&self) -> Command {
+        let mut git = Command::new("git");
+        git.current_dir(&self.root);
+        git
+    }
+
     /// A command of the cargo that runs this program, in the root.
     pub fn cargo(&self) -> Command {
         self.outside_cargo(Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())))

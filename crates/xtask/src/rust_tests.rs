@@ -12,8 +12,13 @@ pub const IN_FULL: &str = "_in_full";
 /// The programs that take longest. They start first, so that no core is idle at the end.
 const LONGEST: [&str; 6] = ["cli", "ironhorse_testkit", "all", "ironhorse_text", "conformance", "threads"];
 
-/// Runs the tests of all programs, several programs at a time; those `_in_full` too, if asked to.
-pub fn run(programs: &[Program], compiler: Compiler, in_full: bool) -> (bool, Counts) {
+/// Runs the tests of all programs and one more command, several at a time; tests `_in_full` too, if asked to.
+pub fn run(
+    programs: &[Program],
+    another: Option<Command>,
+    compiler: Compiler,
+    in_full: bool,
+) -> (bool, Counts) {
     let mut programs: Vec<&Program> = programs.iter().collect();
     let place = |program: &Program| LONGEST.iter().position(|name| *name == program.name);
     programs.sort_by_key(|program| place(program).unwrap_or(LONGEST.len()));
@@ -21,7 +26,7 @@ pub fn run(programs: &[Program], compiler: Compiler, in_full: bool) -> (bool, Co
     let long = long.map(|program| command(program, &["--ignored", IN_FULL]));
     let usual: &[&str] = if in_full { &["--skip", IN_FULL] } else { &[] };
     let mut commands: Vec<Command> =
-        long.chain(programs.iter().map(|program| command(program, usual))).collect();
+        long.chain(programs.iter().map(|program| command(program, usual))).chain(another).collect();
     commands.iter_mut().for_each(|command| compiler.set(command)); // some tests call cargo
     jobs::run(commands, Dialect::Cargo)
 }

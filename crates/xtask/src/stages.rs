@@ -1,12 +1,12 @@
 //! `cargo xtask test`: the stages and what they do.
 
 use crate::args::{Args, unknown};
-use crate::compile::{Messages, compile};
+use crate::compile::compile;
 use crate::counts::{Counts, Dialect};
 use crate::lanes::run_stages;
 use crate::process::{output_of, run_counted, shown};
 use crate::repo::{Compiler, Profile, Repo};
-use crate::{kernels, out, pytest, python, report, rust_tests, torture};
+use crate::{changed, kernels, out, pytest, python, report, rust_tests, torture};
 use anyhow::{Context, Result, bail, ensure};
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -44,7 +44,8 @@ failure.
 
 Usage: cargo xtask test [--quick | --all] [--no-python] [--stage NAME]... [--json FILE]
 
-  --quick        while editing: fmt, build and test with unit tests only (not those of testkit), and setup to mypy
+  --quick        while editing: fmt, build, test, and setup to mypy; of the tests the unit tests, those of cpu, testkit, text and
+                 train where the crate has changed since the last commit, and every op in ironhorse selftest --quick
   --all          before a release: the tests that take minutes, all kernels for all six architectures, 100 torture runs and 20 of ranks;
                  tests compiled by rustc itself, binary and wheel in the release profile
   --no-python    skip setup, ruff, ruff-fmt, mypy, kernels, wheel and pytest
@@ -84,14 +85,13 @@ impl Depth {
         if self == Self::All { 20 } else { 2 }
     }
 
-    /// The cargo command that compiles the tests: everything, or in the inner loop only unit tests.
-    fn tests(self) -> &'static [&'static str] {
+    /// The cargo commands that compile the tests: everything, or in the inner loop what it takes for what has changed.
+    fn tests(self, repo: &Repo) -> Vec<Vec<String>> {
         match self {
-            // comparing the oracle with itself takes a minute
-            Self::Quick => {
-                &["test", "--no-run", "--workspace", "--exclude", "ironhorse-testkit", "--lib", "--bins"]
+            Self::Quick => changed::quick(repo).into(),
+            Self::Usual | Self::All => {
+                vec![["build", "--workspace", "--all-targets"].map(str::to_owned).into()]
             }
-            Self::Usual | Self::All => &["build", "--workspace", "--all-targets"],
         }
     }
 }
@@ -243,11 +243,15 @@ pub fn run_work(repo: &Repo, work: Work, depth: Depth) -> Result<(bool, Counts)>
     match work {
         Work::Build => build(repo, depth).map(|passed| (passed, Counts::default())),
         Work::Tests => {
-            let (compiler, args) = (depth.compiler(), depth.tests());
-            let (compiled, Messages { programs, .. }) = compile(repo, compiler, args)?;
-            ensure!(compiled, "the tests do not compile without warnings (the messages are above)");
+            let (compiler, mut programs) = (depth.compiler(), Vec::new());
+            for args in depth.tests(repo) {
+                let (compiled, messages) = compile(repo, compiler, &args)?;
+                ensure!(compiled, "the tests do not compile without warnings (the messages are above)");
+                programs.extend(messages.programs);
+            }
             out::line(format!("{} programs, {} at a time", programs.len(), crate::jobs::at_a_time()));
-            Ok(rust_tests::run(&programs, compiler, depth == Depth::All))
+            let selftest = (depth == Depth::Quick).then(|| selftest(repo)).transpose()?;
+            Ok(rust_tests::run(&programs, selftest, compiler, depth == Depth::All))
         }
         Work::Wheel => {
             out::line(format!("pip install . (profile {})", depth.profile().name()));
@@ -311,7 +315,7 @@ pub fn command(repo: &Repo, work: Work, depth: Depth) -> Result<(Command, Dialec
 
 /// Compiles what the other stages run.
 fn build(repo: &Repo, depth: Depth) -> Result<bool> {
-    let compiled = |compiler: Compiler, args: &[&str]| {
+    let compiled = |compiler: Compiler, args: &[String]| {
         out::line(format!("cargo {} ({compiler})", args.join(" ")));
         compile(repo, compiler, args).map(|(passed, messages)| {
             if !messages.faults.is_empty() {
@@ -320,12 +324,26 @@ fn build(repo: &Repo, depth: Depth) -> Result<bool> {
             passed
         })
     };
-    if depth != Depth::All {
-        return compiled(depth.compiler(), depth.tests());
+    let mut commands: Vec<(Compiler, Vec<String>)> =
+        depth.tests(repo).into_iter().map(|args| (depth.compiler(), args)).collect();
+    if depth == Depth::All {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        commands.insert(0, (Compiler::Clippy, words("check --workspace --all-targets")));
+        commands.push((depth.compiler(), words("build --workspace --release")));
     }
-    Ok(compiled(Compiler::Clippy, &["check", "--workspace", "--all-targets"])?
-        && compiled(depth.compiler(), depth.tests())?
-        && compiled(depth.compiler(), &["build", "--workspace", "--release"])?)
+    for (compiler, args) in commands {
+        if !compiled(compiler, &args)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Every op of the CPU engine on a few shapes, in seconds.
+fn selftest(repo: &Repo) -> Result<Command> {
+    let mut command = Command::new(built(repo, Profile::Dev)?);
+    command.args(["selftest", "--quick", "--device", "cpu"]);
+    Ok(command)
 }
 
 /// The binary of the stage `build`.

@@ -71,6 +71,7 @@ pub fn facts(run: &RunView) -> Vec<(&'static str, String)> {
     add("speed", run.speed().map(|speed| format!("{} tokens/s", short(speed.into()))));
     add("MFU", run.mfu().map(|mfu| format!("{:.1} % of the datasheet", 100.0 * mfu)));
     add("step time", table.recent(Quantity::StepMs, 100).map(|ms| format!("{} ms", short(ms.into()))));
+    add("reading data", table.data_share(100).map(|share| format!("{:.1} % of the time", 100.0 * share)));
     let steps = !table.is_empty();
     add("trained for", steps.then(|| duration(table.seconds())));
     add("tokens", steps.then(|| short(table.all_tokens())));

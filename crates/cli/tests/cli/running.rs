@@ -147,6 +147,7 @@ pub fn metrics(run: &Path) -> Vec<serde_json::Value> {
     let line = |line: &str| {
         let mut value: serde_json::Value = serde_json::from_str(line).unwrap();
         value["ms"].take();
+        value["data_ms"].take();
         value["tokens_per_s"].take();
         value
     };

@@ -7,6 +7,7 @@
 
 use super::dots::{DotKernels, JOINED};
 use super::panels::PanelKernel;
+use super::queries::{ScoreKernel, WeightedKernel};
 
 /// One tile of work. `a` is `MR` rows, `b` is `NV` vectors wide.
 pub(super) struct Tile {
@@ -84,6 +85,9 @@ pub(super) struct Kernels {
     pub fetch_steps: usize,
     /// `dots[rows - 1]`: nothing packed.
     pub dots: &'static [DotKernels],
+    /// One query against rows of keys, and weights times rows of values.
+    pub scores: ScoreKernel,
+    pub weighted: WeightedKernel,
     /// What a thread does before its first packed tile and after its last.
     pub enter: Option<unsafe fn()>,
     pub leave: Option<unsafe fn()>,
@@ -275,6 +279,18 @@ macro_rules! kernels {
                 unsafe { dots::<$simd, R, C, { LANES / <$simd>::LANES }>(t) };
             }
 
+            $(#[$feature])?
+            unsafe fn scores(s: &Scores) {
+                // SAFETY: as in `tile`.
+                unsafe { queries::score::<$simd, { LANES / <$simd>::LANES }>(s) };
+            }
+
+            $(#[$feature])?
+            unsafe fn weighted(w: &Weighted) {
+                // SAFETY: as in `tile`.
+                unsafe { queries::weigh::<$simd>(w) };
+            }
+
             Kernels {
                 mr: <$simd>::MR,
                 nr: <$simd>::NR,
@@ -288,6 +304,8 @@ macro_rules! kernels {
                 unit: 1,
                 fetch_steps: super::kernel::FETCH_STEPS,
                 dots: &[$(DotKernels { columns: $c, many: sums::<$r, $c>, one: sums::<$r, 1> }),*],
+                scores,
+                weighted,
                 enter: None,
                 leave: None,
             }

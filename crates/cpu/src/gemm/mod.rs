@@ -19,6 +19,7 @@ mod pack;
 mod panels;
 mod plan;
 mod portable;
+mod queries;
 mod rounded;
 #[cfg(test)]
 mod rows_tests;
@@ -37,6 +38,7 @@ use ironhorse_core::Operands;
 use kernel::Kernels;
 pub use local::gemm_local;
 pub use panels::{Weight, pack_panels, row_in_panels, unpack_panels};
+pub(crate) use queries::{Scores, Weighted, add_weighted, keys_in_slice, scores};
 use std::ops::Range;
 pub use workspace::{LocalScratch, Workspace};
 

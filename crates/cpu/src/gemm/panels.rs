@@ -24,7 +24,7 @@ const TASKS: usize = 4;
 /// Steps between two fetches.
 const UNROLLED: usize = 8;
 /// Streams into which each panel of the next tile is cut.
-const CUTS: usize = 3;
+const CUTS: usize = 4;
 
 /// A weight to be packed, or packed: where it is, its rows and columns.
 pub type Weight = (*mut f32, [usize; 2]);

@@ -7,6 +7,7 @@ use super::dots::{DotKernels, DotTile, JOINED, LANES, dots};
 use super::kernel::{Kernels, Packing, Simd, Tile, kernels, micro};
 use super::pack::pack;
 use super::panels::{self, PanelTile};
+use super::queries::{self, Scores, Weighted};
 use crate::element::tree;
 use crate::isa::PORTABLE_FMA;
 use crate::math::fma;

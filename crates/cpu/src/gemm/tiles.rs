@@ -41,6 +41,8 @@ pub(super) static KERNELS: Kernels = Kernels {
     unit: ROWS,
     fetch_steps: FETCH_STEPS,
     dots: x86::AVX512.dots,
+    scores: x86::AVX512.scores,
+    weighted: x86::AVX512.weighted,
     enter: Some(enter),
     leave: Some(leave),
 };

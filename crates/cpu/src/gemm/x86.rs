@@ -7,6 +7,7 @@ use super::dots::{DotKernels, DotTile, JOINED, LANES, dots};
 use super::kernel::{Kernels, Packing, Simd, Tile, kernels, micro};
 use super::pack::pack;
 use super::panels::{self, PanelTile};
+use super::queries::{self, Scores, Weighted};
 use std::arch::x86_64::*;
 
 /// A vector type over a register, from the intrinsics of one set of instructions. Every function needs that set: it is inlined

@@ -1,8 +1,8 @@
 //! Causal attention on packed queries, keys and values: (B, T, W) with W = (NH + 2·NKV)·HD.
 
 use super::Ctx;
-use crate::kernel::attention::{Backward, Drops, Forward, Heads, Reach, TILE, one_query};
-use crate::memory::{Span, fetch_streams};
+use crate::kernel::attention::{Backward, Drops, Forward, Heads, Kept, Reach, TILE};
+use crate::memory::Span;
 use ironhorse_core::eager::{AttentionShape, Strides};
 use ironhorse_core::op::{
     AttentionBwd, AttentionCached, AttentionDropoutBwd, AttentionDropoutFwd, AttentionFwd, AttentionMask,
@@ -14,9 +14,6 @@ use ironhorse_core::{DropMask, DropSite, Error, Result, Slot};
 const STORED: usize = 16;
 /// Heads of tokens in a task, at most.
 const MOST_UNITS: usize = 16;
-
-/// Keys and values that are fetched ahead, at most, in floats: half of a second-level cache.
-const MOST_FETCHED: usize = 1 << 18;
 
 /// Sizes and strides of an attention whose output is `out` (B, T, C).
 fn shape(out: Slot, heads: usize, kv_heads: usize) -> Heads {
@@ -130,9 +127,9 @@ pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
     let (packed, isa) = (shape(op.out, op.heads, op.kv_heads), ctx.isa);
     let [q, k, v] = unpacked(qkv, &packed);
     let cache = Strides { batch: context * width, head: packed.0.head_dim, position: width };
-    let mask = AttentionMask { positions: None, window: op.window };
     for scratch in ctx.scratch.iter_mut() {
-        scratch.query.reserve(context, packed.0.head_dim);
+        let scores = Kept::most_scores([context, op.heads], packed.share());
+        scratch.query.reserve(scores, op.heads * packed.0.head_dim);
     }
     let (scratch, hd, share) = (&*ctx.scratch, packed.0.head_dim, packed.share());
     // All keys and values are there before the first query: a token may attend to another of its step.
@@ -147,61 +144,61 @@ pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
             }
         }
     })?;
-    // Keys and values of a sequence that a task has all heads of come from memory in long streams: those of one head are pieces of 256 bytes.
-    let fetch = |token: usize| {
-        let Some([row, position]) = places.of(token) else { return };
+    let reached =
+        |position: usize| (position + 1).saturating_sub(op.window.unwrap_or(usize::MAX))..position + 1;
+    let kept = |token: usize| {
+        let [row, position] = places.of(token)?;
+        // A token before this one has the same keys: they are in the cache of the processor.
         let known = token > 0 && places.of(token - 1).is_some_and(|[before, _]| before == row);
-        let floats = (position + 1) * width;
-        if !known && 2 * floats <= MOST_FETCHED {
-            for kept in [keys, values] {
-                fetch_streams(kept.part(row * cache.batch..row * cache.batch + floats));
-            }
-        }
+        let [keys, values] = [keys, values].map(|kept| {
+            let rows = reached(position);
+            kept.part(row * cache.batch + rows.start * width..row * cache.batch + rows.end * width)
+        });
+        let [own_q, own_out] = [packed.0.q.batch, packed.0.out.batch].map(|step| token * step);
+        Some(Kept {
+            q: q.part(own_q..own_q + op.heads * hd),
+            out: out.part(own_out..own_out + op.heads * hd),
+            keys,
+            values,
+            width,
+            head_dim: hd,
+            share,
+            scale: packed.0.scale as f32,
+            fetches: !known,
+        })
     };
-    // A unit of work is a head of keys and values with all heads of queries it serves; one is less than a microsecond.
-    let units = tokens * op.kv_heads;
-    let unit = |unit: usize, worker: usize| {
-        let (token, h) = (unit / op.kv_heads, unit % op.kv_heads);
-        let first = h * share;
-        // SAFETY: the team runs one task at a time per worker; a task owns its heads of `out`, and nothing writes the cache any
-        // more. There are no positions.
-        unsafe {
-            let own = token * packed.0.out.batch;
-            let out = out.part(own..own + packed.0.out.batch);
-            let Some([row, position]) = places.of(token) else {
-                out.get_mut(first * hd..(first + share) * hd).fill(0.0);
-                return;
-            };
-            let [k, v] = [keys, values]
-                .map(|kept| kept.part(row * cache.batch..row * cache.batch + (position + 1) * width));
-            let own = token * packed.0.q.batch;
-            let call = Forward {
-                shape: Heads(AttentionShape {
-                    batch: 1,
-                    kv_len: position + 1,
-                    k: cache,
-                    v: cache,
-                    ..packed.0
-                }),
-                q: q.part(own..own + op.heads * hd),
-                k,
-                v,
-                out,
-                lse: Span::none(op.heads),
-                drops: None,
-                reach: Reach::new(None, &mask),
-            };
-            for head in first..first + share {
-                one_query(isa, &mut scratch.get(worker).query, &call, [head, 0]);
-            }
+    // A unit of work is a head of keys and values with all heads of queries it serves; one is less than a microsecond. Tasks of whole tokens, where there
+    // are enough of them, read whole rows.
+    let (units, threads) = (tokens * op.kv_heads, ctx.team.threads());
+    let size = match units / (8 * threads) {
+        _ if tokens >= 4 * threads => {
+            op.kv_heads * (MOST_UNITS / op.kv_heads.max(1)).clamp(1, tokens / (4 * threads))
         }
+        few => few.clamp(1, MOST_UNITS),
     };
-    ctx.chunks(units, (units / (8 * ctx.team.threads())).clamp(1, MOST_UNITS), |task, worker| {
-        for number in task.clone() {
-            if number % op.kv_heads == 0 && number + op.kv_heads <= task.end {
-                fetch(number / op.kv_heads);
+    ctx.chunks(units, size, |task, worker| {
+        let mut unit = task.start;
+        while unit < task.end {
+            let (token, first) = (unit / op.kv_heads, unit % op.kv_heads);
+            let heads = first..op.kv_heads.min(first + task.end - unit);
+            unit += heads.len();
+            // The next token of this worker, as far as one can tell.
+            let next = if unit < task.end { unit } else { task.start + threads * size } / op.kv_heads;
+            let next =
+                (next > token && next < tokens).then(|| kept(next)).flatten().filter(|next| next.fetches);
+            // SAFETY: the team runs one task at a time per worker; a task owns its heads of `out`, and nothing writes the cache any more.
+            unsafe {
+                match kept(token) {
+                    Some(kept) => {
+                        let room = &mut scratch.get(worker).query;
+                        kept.attend(isa, room, heads, next.map(|next| next.first_rows()));
+                    }
+                    None => {
+                        let own = token * packed.0.out.batch;
+                        out.get_mut(own + heads.start * share * hd..own + heads.end * share * hd).fill(0.0);
+                    }
+                }
             }
-            unit(number, worker);
         }
     })
 }

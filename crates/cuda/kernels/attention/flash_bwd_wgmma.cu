@@ -3,15 +3,22 @@
 //   p = exp(scale*q.k - lse), ds = p*(d_out.v - delta), d_q = scale*ds.k, d_k = scale*ds^T.q, d_v = p^T.d_out
 //
 // moves  what flash_bwd does; between the products of a head its sums of d_q, 4*T*HD bytes, stay in L2; bound: tensor cores
-// grid   a persistent block on each multiprocessor takes whole heads of keys. For each tile of 128 keys it passes over the tiles of
-//        128 queries that see them, of all heads that share the keys: a producer warp starts TMA copies, two consumer warpgroups
-//        multiply, 64 keys each. Needs HD == 64, T % 128 == 0
-// order  d_k and d_v over the queries, tile by tile; d_q over the keys, tile by tile. One block has all keys of a head, and each sum in
-//        L2 one thread that adds to it: bitwise repeatable
+// grid   a persistent block on each multiprocessor takes whole heads of keys, or of the heads of queries that share them one of `parts`
+//        equal parts. For each tile of 128 keys it passes over the tiles of 128 queries that see them: a producer warp starts TMA
+//        copies, two consumer warpgroups multiply, 64 keys each. Needs HD == 64, T % 128 == 0
+// order  d_k and d_v over the queries, tile by tile, and over the parts (flash_bwd_join); d_q over the keys, tile by tile. One block has
+//        all keys of a head, and each sum in L2 one thread that adds to it: bitwise repeatable
+//
+// With RESULT_SUMS it also leaves partial sums of d_qkv over rows, as it is stored, for the gradient of a bias: 8 rows for each sequence,
+// one for each warp, which sums the same 16 rows of every tile. Needs parts == 1.
 //
 // p is rounded to bf16 before it multiplies dp too: with p in f32 a consumer's 240 registers do not suffice. They hold d_k and d_v (64),
 // s and then dp (64), p (32), and dq or the packed ds (32). Other orders of the products within a pair were slower (docs/log.md).
 #include "common/hopper.cuh"
+
+#ifndef RESULT_SUMS
+#define RESULT_SUMS 0
+#endif
 
 constexpr int HD = 64, TILE = 128, GROUP = 128, THREADS = 3 * GROUP;
 
@@ -30,6 +37,29 @@ KERNEL __launch_bounds__(256) flash_bwd_stats(float* stats, const bf16* d_out, c
     float* const to = stats + ((u64)head * seq + query / TILE * TILE) * 2 + query % TILE;
     if (threadIdx.x % 8 == 0) to[0] = -lse[(u64)head * seq + query] * LOG2E;
     if (threadIdx.x % 8 == 1) to[TILE] = -sum;
+}
+
+// flash_bwd_join: d_k and d_v of a head of keys from the sums of its parts, which lie as the threads of flash_bwd_wgmma hold them
+//
+// grid   64 keys of a tile per block: y counts tiles, d_k and d_v, and halves; x the heads of keys of the batch
+KERNEL __launch_bounds__(GROUP) flash_bwd_join(bf16* d_qkv, const float* key_sums, u32 seq, u32 heads, u32 kv_heads, u32 parts, float scale) {
+    const u32 half = blockIdx.y % 2, which = blockIdx.y / 2 % 2, tile = blockIdx.y / 4, lane = threadIdx.x % WARP;
+    const u64 step = (u64)seq * 2 * HD;  // of a part
+    const float* from = key_sums + (u64)blockIdx.x * parts * step + (tile * 2 + which) * TILE * HD + half * 64 * HD + threadIdx.x * 4;
+    const u32 columns = (heads + 2 * kv_heads) * HD, row = half * 64 + threadIdx.x / WARP * 16 + lane / 4;
+    const u64 line = (u64)(blockIdx.x / kv_heads) * seq + tile * TILE + row;
+    bf16* const to = d_qkv + line * columns + (heads + which * kv_heads + blockIdx.x % kv_heads) * HD + lane % 4 * 2;
+    const float factor = which ? 1.0f : scale;
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        float4 sum = *reinterpret_cast<const float4*>(from + n * 4 * GROUP);
+        for (u32 part = 1; part < parts; part++) {
+            const float4 x = *reinterpret_cast<const float4*>(from + part * step + n * 4 * GROUP);
+            sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+        }
+        *reinterpret_cast<u32*>(to + n * 8) = pack_bf16(sum.x * factor, sum.y * factor);
+        *reinterpret_cast<u32*>(to + 8 * (u64)columns + n * 8) = pack_bf16(sum.z * factor, sum.w * factor);
+    }
 }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -65,8 +95,8 @@ struct Space {
 
 // A tile of keys and one of queries. Passes of odd tiles of keys go backwards over the queries: what was read last is read next.
 struct Pair {
-    u32 tiles, share;  // of a sequence; heads of queries to a head of keys
-    u32 unit;          // head of keys of the whole batch
+    u32 tiles, share;  // of a sequence; heads of queries of a unit
+    u32 unit;          // part of a head of keys of the whole batch
     u32 key, member, query;
     u32 keys;   // tiles of keys so far
     u32 count;  // pairs so far
@@ -93,15 +123,17 @@ struct Pair {
 };
 
 struct Shape {
-    u32 heads, kv_heads, units;
+    u32 heads, kv_heads, parts, units;
     float scale;
 
-    DEVICE u32 head(const Pair& at) const { return at.unit % kv_heads * at.share + at.member; }
+    DEVICE u32 sequence(const Pair& at) const { return at.unit / (kv_heads * parts); }
+    DEVICE u32 head(const Pair& at) const { return at.unit % (kv_heads * parts) * at.share + at.member; }
+    DEVICE u32 kv_head(const Pair& at) const { return at.unit / parts % kv_heads; }
     // Columns of qkv and its gradient, and a row of the batch.
     DEVICE i32 q_column(const Pair& at) const { return (i32)(head(at) * HD); }
-    DEVICE i32 k_column(const Pair& at) const { return (i32)((heads + at.unit % kv_heads) * HD); }
-    DEVICE i32 v_column(const Pair& at) const { return (i32)((heads + kv_heads + at.unit % kv_heads) * HD); }
-    DEVICE i32 row(const Pair& at, u32 tile) const { return (i32)((at.unit / kv_heads * at.tiles + tile) * TILE); }
+    DEVICE i32 k_column(const Pair& at) const { return (i32)((heads + kv_head(at)) * HD); }
+    DEVICE i32 v_column(const Pair& at) const { return (i32)((heads + kv_heads + kv_head(at)) * HD); }
+    DEVICE i32 row(const Pair& at, u32 tile) const { return (i32)((sequence(at) * at.tiles + tile) * TILE); }
 };
 
 struct Maps {
@@ -118,7 +150,7 @@ DEVICE void produce(const Space& space, const Maps& maps, const float* stats, Pa
             tma_load(space.v(stage), maps.qkv, shape.v_column(at), shape.row(at, at.key), full);
         }
         const u32 stage = at.count % 2, full = space.q_full(stage), d_full = space.d_out_full(stage);
-        const u32 head = at.unit / shape.kv_heads * shape.heads + shape.head(at);
+        const u32 head = shape.sequence(at) * shape.heads + shape.head(at);
         barrier_wait(space.q_empty(stage), at.count / 2 % 2 ^ 1);
         barrier_expect(full, BYTES + STATS);
         tma_load(space.q(stage), maps.qkv, shape.q_column(at), shape.row(at, at.query), full);
@@ -146,33 +178,36 @@ DEVICE void add_l2(float* to, const float (&x)[32], int i) {
     asm volatile("red.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to), "f"(x[i]), "f"(x[i + 1]), "f"(x[i + 2]), "f"(x[i + 3]) : "memory");
 }
 
+// The sum of the two rows of a thread in two 8x8 matrices, of column 0 and of column 1 of its two.
+DEVICE float2 two_rows(u32 a, u32 b) {
+    return {__uint_as_float(a << 16) + __uint_as_float(b << 16), __uint_as_float(a & 0xffff0000) + __uint_as_float(b & 0xffff0000)};
+}
+// Adds what another lane has of the one that this lane keeps, and gives it the other.
+DEVICE float exchange(float low, float high, int bit) {
+    const bool upper = threadIdx.x & bit;
+    return (upper ? high : low) + __shfl_xor_sync(0xffffffff, upper ? low : high, bit);
+}
+
 struct Consumer {
     Space space;
     const Maps& maps;
-    float* sums;  // of this thread: the d_q of tiles of queries, 4 floats in each 4*GROUP
+    float* sums;      // of this thread: the d_q of tiles of queries, 4 floats in each 4*GROUP
+    float* key_sums;  // likewise d_k, then d_v, of tiles of keys, for each unit, where a head of keys has parts
+    float* columns;   // partial sums of d_qkv: of this warp in the first sequence, where heads of keys have no parts
     Shape shape;
     u32 group, row;  // of this block's two, and this warp's first row of a tile
 
-    // s = k.q
-    DEVICE void scores(float (&s)[64], const Pair& at) const {
-        // The next 16 terms are 32 bytes further along a row, or 16 rows of 128 bytes; descriptors count in units of 16 bytes.
-        const u64 a = matrix_descriptor(space.k(at.keys % 2) + group * HALF, 16), b = matrix_descriptor(space.q(at.count % 2), 16);
+    // to = a.b over the channels: this group's 64 keys or values from `left`, and all 128 queries or gradients from `right`
+    DEVICE void over_channels(float (&to)[64], u32 left, u32 right) const {
+        // The next 16 terms are 32 bytes further along a row; descriptors count in units of 16 bytes.
+        const u64 a = matrix_descriptor(left + group * HALF, 16), b = matrix_descriptor(right, 16);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < HD / 16; i++)
-            wgmma_128<true, true>(s, a + 2 * i, b + 2 * i, i > 0);
+            wgmma_128<true, true>(to, a + 2 * i, b + 2 * i, i > 0);
         wgmma_commit();
     }
-    // dp = v.d_out
-    DEVICE void slopes(float (&dp)[64], const Pair& at) const {
-        const u64 a = matrix_descriptor(space.v(at.keys % 2) + group * HALF, 16), b = matrix_descriptor(space.d_out(at.count % 2), 16);
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < HD / 16; i++)
-            wgmma_128<true, true>(dp, a + 2 * i, b + 2 * i, i > 0);
-        wgmma_commit();
-    }
-    // to += a.b, with b's rows the terms
+    // to += a.b, with b's rows the terms: the next 16 are 16 rows of 128 bytes further
     DEVICE void add_product(float (&to)[32], const u32 (&a)[32], u32 from, u32 adds) const {
         const u64 b = matrix_descriptor(from, HALF);
         wgmma_fence();
@@ -244,14 +279,21 @@ struct Consumer {
 
     DEVICE float* sums_of(const Pair& at) const { return sums + (u64)(at.member * at.tiles + at.query) * TILE * HD; }
     // This warp's 16 rows of a result, by way of shared memory that only this warp uses.
-    DEVICE void send(const float (&x)[32], float factor, u32 tile, i32 column, i32 line) const {
+    DEVICE void send(const float (&x)[32], float factor, u32 tile, i32 column, i32 line, const Pair& at) const {
         const u32 lane = threadIdx.x % WARP, to = tile + lane % 16 * 128;
+        [[maybe_unused]] float of_half[2];
 #pragma unroll
         for (int n = 0; n < 8; n += 2) {
             u32 two[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) two[i] = pack_bf16(x[4 * n + 2 * i] * factor, x[4 * n + 2 * i + 1] * factor);
             store_matrices(to + ((n + lane / 16) ^ lane % 8) * 16, two[0], two[1], two[2], two[3]);
+            if constexpr (RESULT_SUMS) {
+                // Of the rows of 8 lanes and 4 columns, each lane keeps the sum of one column; of 8, when the next 16 have come too.
+                const float2 a = two_rows(two[0], two[1]), b = two_rows(two[2], two[3]);
+                of_half[n / 2 % 2] = exchange(exchange(a.x, b.x, 16), exchange(a.y, b.y, 16), 8);
+                if (n % 4 == 2) add_column(exchange(of_half[0], of_half[1], 4), column + (n - 2) * 8, at);
+            }
         }
         shared_fence();
         __syncwarp();
@@ -259,6 +301,14 @@ struct Consumer {
             tma_store(maps.d_qkv, column, line + (i32)row, tile);
             tma_store_commit();
         }
+    }
+    // A sum over this warp's rows: of the column that the lane has of these 32.
+    DEVICE void add_column(float sum, i32 first, const Pair& at) const {
+        const u32 lane = threadIdx.x % WARP, width = (shape.heads + 2 * shape.kv_heads) * HD;
+        const u32 column = first + lane / 4 % 2 * 16 + lane / 16 * 8 + lane % 4 * 2 + lane / 8 % 2;
+        float* const to = columns + (u64)shape.sequence(at) * (2 * GROUP / WARP) * width + column;
+        if (at.key == 0) *to = sum;
+        else asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(sum) : "memory");
     }
     // Waits until TMA has read what this warp sent.
     DEVICE void wait_sent() const {
@@ -277,7 +327,7 @@ struct Consumer {
                 }
             }
             wait_sent();
-            send(dq, shape.scale, space.results() + row * 128, shape.q_column(at), shape.row(at, at.query));
+            send(dq, shape.scale, space.results() + row * 128, shape.q_column(at), shape.row(at, at.query), at);
         } else {
 #pragma unroll
             for (int i = 0; i < 8; i++) {
@@ -292,10 +342,19 @@ struct Consumer {
     }
     // d_k and d_v of a tile of keys; d_v by way of the place of the values.
     DEVICE void store_keys(const float (&dk)[32], const float (&dv)[32], const Pair& at) const {
+        if (shape.parts > 1) {
+            float* const to = key_sums + ((u64)at.unit * at.tiles + at.key) * 2 * TILE * HD;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                store_l2(to + i * 4 * GROUP, dk, 4 * i);
+                store_l2(to + TILE * HD + i * 4 * GROUP, dv, 4 * i);
+            }
+            return;
+        }
         wait_sent();
         asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");  // the group has read its values
-        send(dk, shape.scale, space.results() + row * 128, shape.k_column(at), shape.row(at, at.key));
-        send(dv, 1.0f, space.v(at.keys % 2) + row * 128, shape.v_column(at), shape.row(at, at.key));
+        send(dk, shape.scale, space.results() + row * 128, shape.k_column(at), shape.row(at, at.key), at);
+        send(dv, 1.0f, space.v(at.keys % 2) + row * 128, shape.v_column(at), shape.row(at, at.key), at);
     }
 
     // Each pair's dq is computed during the next pair's exponentials, when the other group's ds has arrived.
@@ -321,7 +380,7 @@ struct Consumer {
             }
             if (at.begins()) barrier_wait(space.kv_full(at.keys % 2), at.keys / 2 % 2);
             barrier_wait(space.q_full(stage), round);
-            scores(s, at);
+            over_channels(s, space.k(at.keys % 2), space.q(stage));
             wgmma_wait<1>();
             hold(dk);
             hold(dv);
@@ -335,7 +394,7 @@ struct Consumer {
             wgmma_wait<0>();
             hold(dq);
             if (any) store_sums(dq, before);
-            slopes(dp, at);
+            over_channels(dp, space.v(at.keys % 2), space.d_out(stage));
             const u32 more = !at.begins();
             add_product(dv, p, space.d_out(stage), more);
             wgmma_wait<1>();
@@ -363,7 +422,8 @@ struct Consumer {
 
 KERNEL __launch_bounds__(THREADS, 1)
     flash_bwd_wgmma(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap d_out, const __grid_constant__ TensorMap d_qkv,
-                    const float* stats, float* sums, u32 seq, u32 heads, u32 kv_heads, u32 units, float scale) {
+                    const float* stats, float* sums, float* key_sums, float* columns, u32 seq, u32 heads, u32 kv_heads, u32 parts, u32 units,
+                    float scale) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     const u32 begin = shared_address(shared);
     const Space space{begin + (1024 - begin % 1024) % 1024};
@@ -380,16 +440,18 @@ KERNEL __launch_bounds__(THREADS, 1)
         barrier_init_fence();
     }
     __syncthreads();
-    const Shape shape{heads, kv_heads, units, scale};
-    const Pair first{seq / TILE, heads / kv_heads, blockIdx.x, 0, 0, 0, 0, 0};
+    const Shape shape{heads, kv_heads, parts, units, scale};
+    const Pair first{seq / TILE, heads / (kv_heads * parts), blockIdx.x, 0, 0, 0, 0, 0};
     if (threadIdx.x < GROUP) {
         fewer_registers<FEW>();
         if (threadIdx.x == 0) produce(space, maps, stats, first, shape);
     } else {
         more_registers<MANY>();
         const u32 group = threadIdx.x / GROUP - 1, thread = threadIdx.x % GROUP;
-        float* const own = sums + (u64)blockIdx.x * (heads / kv_heads) * seq * HD + group * 64 * HD + thread * 4;
-        const Consumer consumer{space, maps, own, shape, group, group * 64 + thread / WARP * 16};
+        const u32 own = group * 64 * HD + thread * 4, warp = group * (GROUP / WARP) + thread / WARP;
+        float* const own_sums = sums + (u64)blockIdx.x * first.share * seq * HD + own;
+        float* const own_columns = columns + warp * (heads + 2 * kv_heads) * HD;
+        const Consumer consumer{space, maps, own_sums, key_sums + own, own_columns, shape, group, warp * 16};
         consumer.run(first);
     }
 #endif

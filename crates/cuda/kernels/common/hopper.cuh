@@ -50,6 +50,11 @@ DEVICE void tma_load(u32 to, const TensorMap& map, i32 x, i32 y, u32 barrier) {
                  : "memory");
 }
 
+// Starts fetching a box into L2.
+DEVICE void tma_prefetch(const TensorMap& map, i32 x, i32 y) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(&map), "r"(x), "r"(y) : "memory");
+}
+
 // Starts the copy of contiguous bytes to shared memory; they count for the barrier. Both addresses and the size are multiples of 16.
 DEVICE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),

@@ -16,6 +16,14 @@ DEVICE float logistic(float z) {
 struct Gelu {
     static DEVICE float value(float x) { return x * logistic(2.0f * ROOT * (x + CUBE * x * x * x)); }
 
+    // The same in half as many instructions, accurate enough for bf16.
+    static DEVICE float fast_value(float x) {
+        float s;
+        const float t = exp2_flush(x * __fmaf_rn(-2.0f * LOG2E * ROOT * CUBE, x * x, -2.0f * LOG2E * ROOT));
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + t));
+        return x * s;
+    }
+
     static DEVICE float slope(float x) {
         if constexpr (sizeof(ACT) == 2) return fast_slope(x);
         const float z = 2.0f * ROOT * (x + CUBE * x * x * x);

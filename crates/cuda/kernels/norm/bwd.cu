@@ -2,6 +2,8 @@
 //           d_inp (+)= rstd·(g - mean(g) - x̂·mean(g·x̂)); over rows d_weight (+)= Σ d_out·x̂, d_bias (+)= Σ d_out
 //           With PLUS_ONE, of rmsnorm, w is 1 + weight.
 //           Without CENTRED (rmsnorm) the means of x and of g are 0, and there is no d_bias
+//           With RESULT_SUMS, which needs WIDTH <= 2048, also partial sums of d_inp over rows, behind the others: the bias gradient of the
+//           layer whose result was added there
 // moves  (3 or, adding, 4)·rows·width·sizeof(ACT) bytes and the partial sums; bound: memory
 // grid   with WIDTH (needs WIDTH % 8 == 0) NORM_bwd: as many blocks as the device holds, a group of GROUP warps per row, column
 //        sums kept in registers, one partial row per block. Without: NORM_bwd_rows, then NORM_bwd_columns. Then NORM_bwd_sums
@@ -11,6 +13,9 @@
 #include "norm/row.cuh"
 
 constexpr int SUMS = CENTRED ? 2 : 1;  // over rows: d_weight, and d_bias
+#ifndef RESULT_SUMS
+#define RESULT_SUMS 0
+#endif
 
 struct Backward {
     ACT* d_inp;
@@ -50,10 +55,11 @@ DEVICE void add_partials(GRAD* d_weight, GRAD* d_bias, const float* partials, u3
 #ifdef WIDTH
 constexpr int N = Vec<ACT>::N;
 constexpr int VECS = WIDTH / N;
-// Warps that share a row: few, but enough that a lane has at most 24 columns; their sums stay in registers.
+// Warps that share a row: few, but enough that a lane has at most MOST columns; their sums stay in registers.
+constexpr int MOST = RESULT_SUMS ? 16 : 24;
 constexpr int columns_per_lane(int warps) { return (VECS + warps * WARP - 1) / (warps * WARP) * N; }
-constexpr int GROUP = columns_per_lane(1) <= 24 ? 1 : columns_per_lane(2) <= 24 ? 2 : columns_per_lane(4) <= 24 ? 4 : WARPS;
-static_assert(columns_per_lane(GROUP) <= 24, "WARPS is too small for WIDTH");
+constexpr int GROUP = columns_per_lane(1) <= MOST ? 1 : columns_per_lane(2) <= MOST ? 2 : columns_per_lane(4) <= MOST ? 4 : WARPS;
+static_assert(columns_per_lane(GROUP) <= MOST, "WARPS is too small for WIDTH");
 constexpr int STRIDE = GROUP * WARP;
 constexpr int PER_LANE = (VECS + STRIDE - 1) / STRIDE;
 constexpr bool FULL = VECS % STRIDE == 0;
@@ -109,11 +115,12 @@ DEVICE void group_sum(Told& x, Told (*shared)[WARPS], int warp, int turn) {
 }
 
 DEVICE void differentiate(const Backward& p) {
-    __shared__ float columns[SUMS * WIDTH];
+    constexpr int TOTALS = SUMS + RESULT_SUMS;
+    __shared__ float columns[TOTALS * WIDTH];
     __shared__ Told told[2][WARPS];
     const int warp = threadIdx.x / WARP, group = warp / GROUP;
     const int first = threadIdx.x % STRIDE;
-    float d_weight[PER_LANE][N] = {}, d_bias[PER_LANE][N] = {};
+    float d_weight[PER_LANE][N] = {}, d_bias[PER_LANE][N] = {}, result[PER_LANE][N] = {};
     Packed w[PER_LANE];
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++)
@@ -167,7 +174,11 @@ DEVICE void differentiate(const Backward& p) {
                 y[k] = gradient(to_float(now.d[i].at[k]) * gain(to_float(w[i].at[k])), x, dot, sum, now.rstd);
                 if (p.adds) y[k] += to_float(old[i].at[k]);
             }
-            store_floats(p.d_inp + start + (first + i * STRIDE) * N, y);
+            Vec<ACT> out;
+            round_to(out, y);
+            store(p.d_inp + start + (first + i * STRIDE) * N, out);
+#pragma unroll
+            for (int k = 0; RESULT_SUMS && k < N; k++) result[i][k] += to_float(out.at[k]);
         }
         if (AHEAD) now = next;
     }
@@ -181,12 +192,16 @@ DEVICE void differentiate(const Backward& p) {
                     const int c = (first + i * STRIDE) * N + k;
                     columns[c] = turn ? columns[c] + d_weight[i][k] : d_weight[i][k];
                     if constexpr (CENTRED) columns[WIDTH + c] = turn ? columns[WIDTH + c] + d_bias[i][k] : d_bias[i][k];
+                    const int r = SUMS * WIDTH + c;
+                    if constexpr (RESULT_SUMS) columns[r] = turn ? columns[r] + result[i][k] : result[i][k];
                 }
             }
         }
         __syncthreads();
     }
     for (int c = threadIdx.x; c < SUMS * WIDTH; c += WARPS * WARP) p.partials[(u64)blockIdx.x * SUMS * WIDTH + c] = columns[c];
+    float* const of_result = p.partials + ((u64)gridDim.x * SUMS + blockIdx.x) * WIDTH;
+    for (int c = threadIdx.x; RESULT_SUMS && c < WIDTH; c += WARPS * WARP) of_result[c] = columns[SUMS * WIDTH + c];
 }
 #else
 // A warp per row.

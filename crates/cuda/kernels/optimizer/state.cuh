@@ -90,19 +90,35 @@ DEVICE void store_moments(float* moment1, float* moment2, u64 i, const float (&m
     store_floats(moment1 + i, m);
     store_floats(moment2 + i, v);
 }
+// Whether none can become an infinity by rounding, nor is one or a NaN: then nothing has to be looked at.
+DEVICE bool are_small(const float (&x)[N]) {
+    bool small = true;
+#pragma unroll
+    for (int e = 0; e < N; e++) small = small && fabsf(x[e]) < __uint_as_float(0x7f7f0000u);
+    return small;
+}
+// Two neighbours in one word, each with the low half of its random bits.
+template <bool SMALL> DEVICE u32 round_two(float a, float b, u32 for_a, u32 for_b) {
+    if constexpr (!SMALL) return round_randomly(a, for_a) | (u32)round_randomly(b, for_b) << 16;
+    return __byte_perm(__float_as_uint(a) + (for_a & 0xffffu), __float_as_uint(b) + (for_b & 0xffffu), 0x7632);
+}
+template <bool SMALL>
+DEVICE void round_moments(Vec<bf16>& first, Vec<bf16>& second, u64 i, const float (&m)[N], const float (&v)[N], const StepKey& k) {
+    u32* const one = reinterpret_cast<u32*>(&first);
+    u32* const two = reinterpret_cast<u32*>(&second);
+#pragma unroll
+    for (int e = 0; e < N; e += 2) {
+        const u32 of_four = random_bits((i + e) / 4, MOMENTS, k);
+        const u32 a = moment_bits(of_four, e % 4), b = moment_bits(of_four, e % 4 + 1);
+        one[e / 2] = round_two<SMALL>(m[e], m[e + 1], a, b);
+        two[e / 2] = round_two<SMALL>(v[e], v[e + 1], a >> 16, b >> 16);
+    }
+}
 DEVICE void store_moments(bf16* moment1, bf16* moment2, u64 i, const float (&m)[N], const float (&v)[N],
                           const StepKey& k) {
     Vec<bf16> first, second;
-#pragma unroll
-    for (int e = 0; e < N; e += 4) {
-        const u32 of_four = random_bits((i + e) / 4, MOMENTS, k);
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const u32 random = moment_bits(of_four, j);
-            first.at[e + j].bits = round_randomly(m[e + j], random);
-            second.at[e + j].bits = round_randomly(v[e + j], random >> 16);
-        }
-    }
+    if (are_small(m) && are_small(v)) round_moments<true>(first, second, i, m, v, k);
+    else round_moments<false>(first, second, i, m, v, k);
     store(moment1 + i, first);
     store(moment2 + i, second);
 }

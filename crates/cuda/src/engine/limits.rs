@@ -91,6 +91,7 @@ impl CudaEngine {
             scalars: self.scalars.address(),
             fault: self.fault.address(),
             stream: &self.stream,
+            partials: &mut None,
             micro_step: 0,
             op: 0,
             out: &mut launches,
@@ -115,7 +116,7 @@ fn median_ms(stream: &Stream, mut work: impl FnMut() -> Result<()>) -> Result<f3
     (0..WARMUP).try_for_each(|_| work())?;
     let (mut times, mut total) = (Vec::new(), 0.0);
     while total < LEAST_MS {
-        let ms = mean_ms(stream, BATCH, &mut work)?;
+        let ms = mean_ms(stream, 0, BATCH, &mut work)?;
         times.push(ms);
         total += (ms * BATCH as f32).max(0.01);
     }

@@ -18,7 +18,7 @@ pub(crate) use lowered::{Lowered, Streams};
 use crate::device::{Buffer, Device, Event, Pinned, Stream, human};
 use crate::memory::{Memory, Scratch};
 use crate::op::sample::{Row, sample};
-use crate::op::{self, Libraries, Lower};
+use crate::op::{self, Libraries, Lower, Partials};
 use crate::scalars::{FAULT_BYTES, SCALAR_BYTES, fault_text, scalar_block};
 use crate::staging::Staging;
 use crate::{Cache, Error, Result, Settings};
@@ -127,6 +127,7 @@ impl CudaEngine {
         }
         let mut lowered = Lowered::default();
         let (mut lanes, mut made) = (Lanes::default(), Vec::new());
+        let mut partials: Option<Partials> = None;
         for turn in turns(program.nodes(), key.ops.clone(), &key.beside) {
             let turn = match self.exchange {
                 Some(_) => turn,
@@ -149,6 +150,7 @@ impl CudaEngine {
                 scalars: self.scalars.address(),
                 fault: self.fault.address(),
                 stream: &self.stream,
+                partials: &mut partials,
                 micro_step: scalars.added(),
                 op: turn.op,
                 out,

@@ -64,14 +64,20 @@ impl ColumnSums {
         let Division { vector, tiles, chunks, chunk_rows } = self.division();
         let name = if vector { "bias_partials" } else { "bias_partials_any" };
         let partials = device.function(&spec.clone().kernel(name))?;
-        let finish = device.function(&spec.kernel("bias_finish"))?;
         let first = Args::new().ptr(scratch).ptr(self.x).u64s([self.rows, self.cols, chunk_rows]);
-        let second = Args::new().ptr(self.sums).ptr(scratch).u32(chunks as u32);
-        let second = second.u64(self.cols as u64).u32(self.adds.into());
         Ok([
             (name, partials, Grid::plane(tiles, chunks, THREADS), first),
-            ("bias_finish", finish, Grid::linear(self.cols.div_ceil(32), 1024), second),
+            self.finish(device, scratch, chunks)?,
         ])
+    }
+
+    /// The second launch, for `chunks` rows of partial sums.
+    pub fn finish(&self, device: &'static Device, partials: u64, chunks: usize) -> Result<Step> {
+        let spec = spec("product/bias.cu", self.inputs, self.output)?;
+        let function = device.function(&spec.kernel("bias_finish"))?;
+        let args = Args::new().ptr(self.sums).ptr(partials).u32(chunks as u32);
+        let args = args.u64(self.cols as u64).u32(self.adds.into());
+        Ok(("bias_finish", function, Grid::linear(self.cols.div_ceil(32), 1024), args))
     }
 }
 

@@ -1,18 +1,22 @@
-//! Matrix products by cuBLASLt: which algorithm, found once per problem, kept in memory and on disk.
+//! Matrix products by cuBLASLt, and some by our own kernels: which algorithm, found once per problem, kept in memory and on disk.
 //!
 //! ```text
 //! problem.rs  what a product is        search.rs  timing what the library proposes
 //! store.rs    choices on disk          column_sums.rs  the bias gradient's own kernel
-//! split.rs    f32 on tensor cores
+//! split.rs    f32 on tensor cores      gelu.rs    GELU behind products, by our own kernels
+//! load.rs     comparing at the clock of a step
 //! ```
 
 mod column_sums;
+mod gelu;
+mod load;
 mod problem;
 mod search;
 mod split;
 mod store;
 
 pub(crate) use column_sums::{ColumnSums, Step, spec};
+pub(crate) use gelu::{gelu_product, partial_bytes, partial_rows};
 pub(crate) use problem::{At, Extra, Problem, Sizes};
 pub(crate) use search::{Bench, workspace_limit};
 pub(crate) use split::{split_product, splits};
@@ -22,15 +26,17 @@ use crate::device::{Device, Stream};
 use crate::ffi::cublaslt::Algo;
 use crate::launch::LibraryCall;
 use crate::{Cache, Result};
-use search::By;
+use gelu::Wish;
+use search::{By, Others};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Once};
-use store::{Choice, Given, Place};
+use store::{Candidate, Choice, Fastest, Given, Place};
 
 /// Every specialisation in use.
 pub(crate) fn specs() -> Vec<crate::kernels::Spec> {
     let mut specs = column_sums::specs();
     specs.extend(split::specs());
+    specs.extend(gelu::specs());
     specs
 }
 
@@ -78,7 +84,8 @@ impl Gemms {
     /// product and a kernel for the rest are faster.
     pub fn prepare(&mut self, bench: &mut Bench<'_>, problem: &Problem, at: &At) -> Result<Option<Prepared>> {
         let Some(choice) = self.choose(bench, problem, at)? else { return Ok(None) };
-        if choice.is_beaten() {
+        let own = gelu::wish(&bench.device.info, problem) != Wish::Library;
+        if choice.fastest(own) != Fastest::Library {
             return Ok(None);
         }
         let product = Product::new(&self.handle, &problem.describe(at))?;
@@ -88,6 +95,17 @@ impl Gemms {
         let workspace_bytes = choice.best.workspace;
         let at = Operands { a, b, c, d, alpha: 1.0, beta, workspace: 0, workspace_bytes };
         Ok(Some(Prepared { product, algo: choice.best.algo, at }))
+    }
+
+    /// Whether our own kernel computes this product ([`gelu_product`]).
+    pub fn is_own(&mut self, bench: &mut Bench<'_>, problem: &Problem, at: &At) -> Result<bool> {
+        Ok(match gelu::wish(&bench.device.info, problem) {
+            Wish::Library => false,
+            Wish::Own => true,
+            Wish::Faster => {
+                self.choose(bench, problem, at)?.is_some_and(|choice| choice.fastest(true) == Fastest::Own)
+            }
+        })
     }
 
     /// The best algorithm: remembered, handed in, stored, or searched for.
@@ -158,19 +176,19 @@ impl Gemms {
             }
             return Ok(Some(choice));
         };
-        if let Some(plainer) = problem.extra.plainer() {
-            let plain_at = At { aux: 0, bias: if plainer == Extra::Bias { at.bias } else { 0 }, ..*at };
-            let plain = self.choose(bench, &problem.extra(plainer), &plain_at)?;
-            if let Some(plain_ms) = plain.and_then(|plain| plain.best.ms) {
-                choice.rival_ms = bench.rest_ms(problem, at)?.map(|rest| plain_ms + rest);
-            }
-        }
-        let tflops = |ms: f32| problem.flops() / f64::from(ms) * 1e-9;
         let gain = choice.first_ms.map_or(0.0, |first| 100.0 * (first / ms - 1.0));
-        let rival = choice.rival_ms.map_or(String::new(), |ms| format!("; in two kernels {ms:.4} ms"));
+        let others = Others {
+            plain: self.plainer(bench, problem, at)?,
+            own: gelu::wish(&bench.device.info, problem) != Wish::Library,
+        };
+        let mut compared = String::new();
+        if others.plain.is_some() || others.own {
+            bench.contest(&self.handle, problem, at, &mut choice, &others)?;
+            compared = choice.compared();
+        }
         tracing::info!(
-            "{problem}: {:.0} TFLOP/s ({ms:.4} ms), {gain:.1} % faster than the first proposal{rival}; searched in {:?}",
-            tflops(ms),
+            "{problem}: {:.0} TFLOP/s ({ms:.4} ms), {gain:.1} % faster than the first proposal{compared}; searched in {:?}",
+            problem.flops() / f64::from(ms) * 1e-9,
             start.elapsed()
         );
         if self.place.write(&self.cache, problem, &choice) {
@@ -179,6 +197,20 @@ impl Gemms {
         // A later run would measure again and might choose otherwise.
         warn_unkept();
         search::search(bench, &self.handle, problem, at, By::Order)
+    }
+
+    /// The product that leaves a kernel to do the rest, with its best algorithm, if that was measured.
+    fn plainer(
+        &mut self,
+        bench: &mut Bench<'_>,
+        problem: &Problem,
+        at: &At,
+    ) -> Result<Option<(Problem, Candidate)>> {
+        let Some(extra) = problem.extra.plainer() else { return Ok(None) };
+        let plain = problem.extra(extra);
+        let at = At { aux: 0, bias: if extra == Extra::Bias { at.bias } else { 0 }, ..*at };
+        let choice = self.choose(bench, &plain, &at)?;
+        Ok(choice.filter(|choice| choice.best.ms.is_some()).map(|choice| (plain, choice.best)))
     }
 }
 

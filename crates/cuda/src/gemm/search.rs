@@ -2,13 +2,15 @@
 //!
 //! Timings run in memory of their own, filled with noise: no slot is written, and the power drawn is that of real numbers.
 
-use super::column_sums::ColumnSums;
+use super::column_sums::{ColumnSums, Step};
+use super::gelu::{gelu_product, partial_bytes};
+use super::load::{Load, Turn, under_load};
 use super::problem::{ALIGN, At, Extra, Problem, bytes_of};
 use super::store::{Candidate, Choice};
 use crate::args::Args;
 use crate::cublaslt::{Handle, Operands, Product, Wanted};
 use crate::device::{Buffer, Device, Pinned, Stream};
-use crate::ffi::cublaslt::{Found, reduction};
+use crate::ffi::cublaslt::{Algo, Found, reduction};
 use crate::measure::{self, fill_with_noise, fill_with_noise_of, full_grid, mean_ms};
 use crate::{Error, Result};
 use ironhorse_core::DType;
@@ -17,19 +19,14 @@ use std::sync::Arc;
 /// Proposals asked for.
 const PROPOSALS: usize = 16;
 /// Milliseconds to spend on trying each proposal once, about: of a product that takes long only the first are tried.
-const FIRST_ROUND_MS: f64 = 60.0;
+const FIRST_ROUND_MS: f64 = 100.0;
 const LEAST_PROPOSALS: f64 = 3.0;
 /// Operations below which the library's first proposal is taken unmeasured: the launch costs more than the product.
 const SMALL: f64 = 1.34e8;
-/// Milliseconds one measurement should at least cover.
+/// Milliseconds that the first measurement of a proposal should at least cover.
 const LEAST_MS: f64 = 0.25;
-/// How many go to the final, and how many rounds it has at most.
-const FINALISTS: usize = 4;
-const ROUNDS: usize = 5;
-/// Milliseconds to spend on one finalist, about.
-const FINAL_MS: f64 = 30.0;
-/// A candidate slower than the best by this factor after the first round is dropped.
-const HOPELESS: f32 = 1.1;
+/// Runs of the first measurement of each way to compute the same.
+const FEW: u32 = 5;
 /// Device memory a search leaves free.
 const RESERVE: usize = 256 << 20;
 
@@ -75,6 +72,41 @@ fn guess_ms(problem: &Problem) -> f64 {
     problem.flops() / rate
 }
 
+/// A way to compute a product with its extra.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Library,
+    /// A plainer product and a kernel for the rest.
+    Apart,
+    /// Our own kernel.
+    Own,
+}
+
+/// What a way puts on the stream.
+enum Work {
+    Product { product: Product, algo: Algo, at: Operands },
+    Kernel(Step),
+    Copy { to: u64, from: u64, bytes: usize },
+}
+
+impl Work {
+    fn enqueue(&mut self, stream: &Stream) -> Result<()> {
+        match self {
+            Self::Product { product, algo, at } => product.enqueue(algo, at, stream),
+            Self::Kernel((_, function, grid, args)) => stream.launch(*function, *grid, args),
+            Self::Copy { to, from, bytes } => stream.copy(*to, *from, *bytes),
+        }
+    }
+}
+
+/// Other ways than the library's to compute a product with its extra.
+pub(crate) struct Others {
+    /// The plainer product and its best algorithm.
+    pub plain: Option<(Problem, Candidate)>,
+    /// Whether our own kernel may be taken.
+    pub own: bool,
+}
+
 /// How to choose among what the library proposes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
@@ -97,7 +129,13 @@ pub(crate) fn search(
     let product = Product::new(handle, &problem.describe(at))?;
     let mut found = product.propose(&wanted(problem, limit))?;
     let Some(&first) = found.first() else { return Ok(None) };
-    let unmeasured = Choice { best: candidate(&first, None), others: vec![], first_ms: None, rival_ms: None };
+    let unmeasured = Choice {
+        best: candidate(&first, None),
+        others: vec![],
+        first_ms: None,
+        rival_ms: None,
+        own_ms: None,
+    };
     if problem.flops() < SMALL {
         return Ok(Some(unmeasured));
     }
@@ -118,7 +156,13 @@ pub(crate) fn search(
         }
         tracing::info!("{problem}: an algorithm is not deterministic; using the next one");
     };
-    Ok(best.map(|best| Choice { best, others: timed.take(3).collect(), first_ms, rival_ms: None }))
+    Ok(best.map(|best| Choice {
+        best,
+        others: timed.take(3).collect(),
+        first_ms,
+        rival_ms: None,
+        own_ms: None,
+    }))
 }
 
 fn candidate(found: &Found, ms: Option<f32>) -> Candidate {
@@ -126,7 +170,7 @@ fn candidate(found: &Found, ms: Option<f32>) -> Candidate {
 }
 
 impl Bench<'_> {
-    /// Times all proposals once, the best few again; fastest first.
+    /// Times all proposals once, the best few again, in turns; fastest first.
     fn race(
         &mut self,
         problem: &Problem,
@@ -135,7 +179,7 @@ impl Bench<'_> {
         arena: &Arena,
     ) -> Result<Vec<Candidate>> {
         let repeats = (LEAST_MS / guess_ms(problem)).ceil().clamp(1.0, 20.0) as u32;
-        let mut timed = Vec::new();
+        let (mut started, mut full) = (Vec::new(), Vec::new());
         for found in found {
             let at = operands(problem, found.workspace, arena);
             let run = || product.enqueue(&found.algo, &at, self.stream);
@@ -144,26 +188,120 @@ impl Bench<'_> {
                 tracing::debug!("{problem}: a proposal does not start: {error}");
                 continue;
             }
-            timed.push((found, vec![mean_ms(self.stream, repeats, run)?]));
+            started.push(found);
+            full.push(mean_ms(self.stream, 0, repeats, run)?);
         }
-        timed.sort_by(|a, b| a.1[0].total_cmp(&b.1[0]));
-        let best = timed.first().map_or(0.0, |timed| timed.1[0]);
-        let finalists = timed.iter().take(FINALISTS).filter(|timed| timed.1[0] <= best * HOPELESS).count();
-        if finalists > 1 {
-            // In turn, so that a change of the clock affects all alike.
-            let rounds = (FINAL_MS / guess_ms(problem)).clamp(1.0, ROUNDS as f64) as usize;
-            for _ in 0..rounds {
-                for (found, ms) in &mut timed[..finalists] {
-                    let at = operands(problem, found.workspace, arena);
-                    let run = || product.enqueue(&found.algo, &at, self.stream);
-                    ms.push(mean_ms(self.stream, repeats, run)?);
-                }
+        // At full clock: at that of a step good algorithms differ by less than what can be measured (docs/log.md).
+        let ms = under_load(&full, Load::BRIEF, |Turn { way, skip, repeats }| {
+            let at = operands(problem, started[way].workspace, arena);
+            mean_ms(self.stream, skip, repeats, || product.enqueue(&started[way].algo, &at, self.stream))
+        })?;
+        let mut all: Vec<Candidate> =
+            started.into_iter().zip(ms).map(|(found, ms)| candidate(found, Some(ms))).collect();
+        all.sort_by(|a, b| a.ms.unwrap_or(0.0).total_cmp(&b.ms.unwrap_or(0.0)));
+        Ok(all)
+    }
+
+    /// Times the library's best algorithm beside other ways to compute the same: the plainer product with its own best algorithm and a
+    /// kernel for the rest, and our own kernel where it may be taken. Where our own also sums the columns of its result, which is the
+    /// next op's bias gradient, the others are timed together with those sums. Nothing changes where there is too little memory.
+    pub fn contest(
+        &mut self,
+        handle: &Arc<Handle>,
+        problem: &Problem,
+        at: &At,
+        choice: &mut Choice,
+        others: &Others,
+    ) -> Result<()> {
+        let limit = workspace_limit(self.device);
+        let Some(arena) = self.arena(problem, at, limit)? else { return Ok(()) };
+        let own = others.own && partial_bytes(problem) <= limit;
+        let spared = match problem.extra {
+            Extra::GeluGrad if own => {
+                self.column_sums([problem.n, problem.m], problem, arena.at.d, &arena)?
+            }
+            _ => Vec::new(),
+        };
+        let mut ways = vec![(Way::Library, self.library_way(handle, problem, &arena, &choice.best)?)];
+        if let Some((plain, best)) = &others.plain
+            && let Some(rest) = self.rest(problem, &arena)?
+        {
+            let mut apart = self.library_way(handle, plain, &arena, best)?;
+            apart.extend(rest);
+            ways.push((Way::Apart, apart));
+        }
+        for (_, work) in &mut ways {
+            work.extend(spared.iter().cloned().map(Work::Kernel));
+        }
+        if own {
+            let kernel = gelu_product(self.device, problem, &arena.at, arena.workspace)?;
+            ways.push((Way::Own, vec![Work::Kernel(kernel)]));
+        }
+        let time = |ways: &mut [(Way, Vec<Work>)], Turn { way, skip, repeats }: Turn| {
+            let run = || ways[way].1.iter_mut().try_for_each(|work| work.enqueue(self.stream));
+            mean_ms(self.stream, skip, repeats, run)
+        };
+        let mut full = Vec::new();
+        for way in 0..ways.len() {
+            full.push(time(&mut ways, Turn { way, skip: 1, repeats: FEW })?);
+        }
+        let ms = under_load(&full, Load::of(problem.flops()), |turn| time(&mut ways, turn))?;
+        for ((way, _), ms) in ways.iter().zip(ms) {
+            match way {
+                Way::Library => choice.best.ms = Some(ms),
+                Way::Apart => choice.rival_ms = Some(ms),
+                Way::Own => choice.own_ms = Some(ms),
             }
         }
-        let mut all: Vec<Candidate> =
-            timed.into_iter().map(|(found, ms)| candidate(found, Some(median(ms)))).collect();
-        all[..finalists].sort_by(|a, b| a.ms.unwrap_or(0.0).total_cmp(&b.ms.unwrap_or(0.0)));
-        Ok(all)
+        Ok(())
+    }
+
+    /// A product of the library in the arena.
+    fn library_way(
+        &self,
+        handle: &Arc<Handle>,
+        problem: &Problem,
+        arena: &Arena,
+        best: &Candidate,
+    ) -> Result<Vec<Work>> {
+        let has_aux = matches!(problem.extra, Extra::Gelu { .. } | Extra::GeluGrad);
+        let has_bias = !matches!(problem.extra, Extra::None | Extra::GeluGrad);
+        let At { aux, bias, .. } = arena.at;
+        let at = At { aux: if has_aux { aux } else { 0 }, bias: if has_bias { bias } else { 0 }, ..arena.at };
+        let product = Product::new(handle, &problem.describe(&at))?;
+        Ok(vec![Work::Product { product, algo: best.algo, at: operands(problem, best.workspace, arena) }])
+    }
+
+    /// What a plainer product leaves to a kernel. GELU's kernels move as many bytes a second as a copy.
+    fn rest(&self, problem: &Problem, arena: &Arena) -> Result<Option<Vec<Work>>> {
+        let bytes = bytes_of(&problem.d());
+        let copy = |bytes| Work::Copy { to: arena.at.d, from: arena.at.aux, bytes };
+        Ok(match problem.extra {
+            Extra::None | Extra::Bias => None,
+            Extra::Gelu { .. } => Some(vec![copy(bytes)]),
+            Extra::GeluGrad => Some(vec![copy(bytes), copy(bytes / 2)]), // reads two, writes one
+            Extra::BiasGrad => {
+                let steps = self.column_sums([problem.k, problem.n], problem, arena.at.b, arena)?;
+                (!steps.is_empty()).then(|| steps.into_iter().map(Work::Kernel).collect())
+            }
+        })
+    }
+
+    /// The sums over rows of a matrix at `x`, of the type of the operands; none where there is too little memory for them.
+    fn column_sums(
+        &self,
+        [rows, cols]: [usize; 2],
+        problem: &Problem,
+        x: u64,
+        arena: &Arena,
+    ) -> Result<Vec<Step>> {
+        let Problem { inputs, output, .. } = *problem;
+        let to = if arena.at.bias == 0 { arena.at.aux } else { arena.at.bias };
+        let sums = ColumnSums { rows, cols, inputs, output, x, sums: to, adds: false };
+        if sums.scratch() > workspace_limit(self.device) {
+            return Ok(Vec::new());
+        }
+        Ok(sums.steps(self.device, arena.workspace)?.into())
     }
 
     /// Whether an algorithm writes the same bits twice from the same input.
@@ -237,42 +375,6 @@ impl Bench<'_> {
         let at = At { a, b, d, bias: if has_bias { bias } else { 0 }, aux, c: 0, scales };
         Ok(Some(Arena { _buffer: buffer, at, workspace, sums, written }))
     }
-
-    /// Milliseconds of what a plainer product leaves to a kernel. GELU's kernels move as many bytes a second as a copy.
-    pub fn rest_ms(&mut self, problem: &Problem, at: &At) -> Result<Option<f32>> {
-        let limit = workspace_limit(self.device);
-        let Some(arena) = self.arena(problem, at, limit)? else { return Ok(None) };
-        let bytes = bytes_of(&problem.d());
-        let copy_ms = || self.warm_ms(|| self.stream.copy(arena.at.d, arena.at.aux, bytes));
-        let ms = match problem.extra {
-            Extra::None | Extra::Bias => None,
-            Extra::Gelu { .. } => Some(copy_ms()?),
-            Extra::GeluGrad => Some(1.5 * copy_ms()?), // reads two, writes one
-            Extra::BiasGrad => self.column_sums_ms(problem, &arena, limit)?,
-        };
-        self.stream.synchronize()?;
-        Ok(ms)
-    }
-
-    fn column_sums_ms(&self, problem: &Problem, arena: &Arena, limit: usize) -> Result<Option<f32>> {
-        let Problem { n: cols, k: rows, inputs, output, .. } = *problem;
-        let sums = ColumnSums { rows, cols, inputs, output, x: arena.at.b, sums: arena.at.bias, adds: false };
-        if sums.scratch() > limit {
-            return Ok(None);
-        }
-        let mut steps = sums.steps(self.device, arena.workspace)?;
-        let run = || {
-            let mut steps = steps.iter_mut();
-            steps.try_for_each(|(_, function, grid, args)| self.stream.launch(*function, *grid, args))
-        };
-        Ok(Some(self.warm_ms(run)?))
-    }
-
-    /// Once to warm up, then timed.
-    fn warm_ms(&self, mut run: impl FnMut() -> Result<()>) -> Result<f32> {
-        run()?;
-        mean_ms(self.stream, ROUNDS as u32, run)
-    }
 }
 
 fn operands(problem: &Problem, workspace_bytes: usize, arena: &Arena) -> Operands {
@@ -281,13 +383,10 @@ fn operands(problem: &Problem, workspace_bytes: usize, arena: &Arena) -> Operand
     Operands { a, b, c: d, d, alpha: 1.0, beta, workspace: arena.workspace, workspace_bytes }
 }
 
-/// The median of some measurements; the first round's is used only if there is no other.
-fn median(mut ms: Vec<f32>) -> f32 {
-    if ms.len() > 1 {
-        ms.remove(0);
-    }
+/// The median of some measurements.
+pub(super) fn median(mut ms: Vec<f32>) -> Option<f32> {
     ms.sort_by(f32::total_cmp);
-    ms.get(ms.len() / 2).copied().unwrap_or(f32::MAX)
+    ms.get(ms.len() / 2).copied()
 }
 
 const _: () = assert!(256 % ALIGN == 0, "the arena's matrices are aligned at least as well as slots");
@@ -298,9 +397,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians_leave_out_the_first_round() {
-        assert_eq!(median(vec![5.0]), 5.0);
-        assert_eq!(median(vec![9.0, 3.0, 1.0, 2.0]), 2.0);
+    fn medians_are_in_the_middle() {
+        assert_eq!(median(vec![]), None);
+        assert_eq!(median(vec![5.0]), Some(5.0));
+        assert_eq!(median(vec![9.0, 3.0, 1.0]), Some(3.0));
     }
 
     #[test]

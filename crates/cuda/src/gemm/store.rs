@@ -14,7 +14,8 @@ pub(crate) struct Candidate {
     pub algo: Algo,
     /// Bytes of workspace it needs.
     pub workspace: usize,
-    /// Milliseconds; `None` if it was taken unmeasured.
+    /// Milliseconds; `None` if it was taken unmeasured. Of the best algorithm of a product that was also tried in other ways: together
+    /// with the sums of columns that our own kernel spares.
     pub ms: Option<f32>,
 }
 
@@ -28,12 +29,40 @@ pub(crate) struct Choice {
     pub first_ms: Option<f32>,
     /// Milliseconds of the plainer product and a kernel for the rest, where that was measured.
     pub rival_ms: Option<f32>,
+    /// Milliseconds of our own kernel, where that was measured. An entry from before there was one stays as it is: its bits are kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_ms: Option<f32>,
+}
+
+/// What was the fastest way to compute a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fastest {
+    /// The library's algorithm.
+    Library,
+    /// The plainer product and a kernel for the rest.
+    Apart,
+    /// Our own kernel.
+    Own,
 }
 
 impl Choice {
-    /// Whether the plainer product and a kernel for the rest were faster.
-    pub fn is_beaten(&self) -> bool {
-        matches!((self.best.ms, self.rival_ms), (Some(ms), Some(rival)) if rival < ms)
+    /// How long the ways to compute it took, in words.
+    pub fn compared(&self) -> String {
+        let ways =
+            [("the library", self.best.ms), ("two kernels", self.rival_ms), ("our own kernel", self.own_ms)];
+        let timed = ways.into_iter().filter_map(|(way, ms)| Some(format!("{way} {:.4} ms", ms?)));
+        format!("; compared: {}", timed.collect::<Vec<_>>().join(", "))
+    }
+
+    /// What was the fastest; our own kernel only where it may be taken. The library, unless the others were measured.
+    pub fn fastest(&self, own: bool) -> Fastest {
+        let others = [(self.rival_ms, Fastest::Apart), (self.own_ms.filter(|_| own), Fastest::Own)];
+        let measured = others.into_iter().filter_map(|(ms, way)| Some((ms?, way)));
+        let best = measured.min_by(|a, b| a.0.total_cmp(&b.0));
+        match (self.best.ms, best) {
+            (Some(library), Some((ms, way))) if ms < library => way,
+            _ => Fastest::Library,
+        }
     }
 }
 
@@ -173,7 +202,7 @@ mod tests {
     fn choice() -> Choice {
         let candidate = |ms| Candidate { algo: [u64::MAX, 1, 2, 3, 4, 5, 6, 7], workspace: 1 << 25, ms };
         let others = vec![candidate(Some(0.25)), candidate(None)];
-        Choice { best: candidate(Some(0.1)), others, first_ms: Some(0.3), rival_ms: None }
+        Choice { best: candidate(Some(0.1)), others, first_ms: Some(0.3), rival_ms: None, own_ms: None }
     }
 
     #[test]
@@ -256,10 +285,28 @@ mod tests {
     }
 
     #[test]
-    fn a_rival_must_be_faster_to_win() {
-        let with = |rival_ms| Choice { rival_ms, ..choice() };
-        assert!(!with(None).is_beaten());
-        assert!(!with(Some(0.1)).is_beaten());
-        assert!(with(Some(0.09)).is_beaten());
+    fn others_must_be_faster_than_the_library_to_win() {
+        use Fastest::{Apart, Library, Own};
+        let fastest = |rival_ms, own_ms, may| Choice { rival_ms, own_ms, ..choice() }.fastest(may);
+        assert_eq!(fastest(None, None, true), Library);
+        assert_eq!(fastest(Some(0.1), Some(0.1), true), Library);
+        assert_eq!(fastest(Some(0.09), None, true), Apart);
+        assert_eq!(fastest(Some(0.09), Some(0.08), true), Own);
+        assert_eq!(fastest(Some(0.09), Some(0.08), false), Apart, "our own may not be taken");
+        assert_eq!(fastest(None, Some(0.08), false), Library);
+        assert_eq!(fastest(Some(0.08), Some(0.09), true), Apart);
+        let unmeasured = Candidate { ms: None, ..choice().best };
+        assert_eq!(Choice { best: unmeasured, own_ms: Some(0.01), ..choice() }.fastest(true), Library);
+    }
+
+    #[test]
+    fn entries_without_a_time_of_our_own_kernel_are_read() {
+        let place = place("H200", 130_100);
+        let (name, text) = place.pack(&problem(), &choice()).unwrap();
+        assert!(!text.contains("own_ms"), "what was stored before there was such a time");
+        assert_eq!(place.parse(&name, &text), Some(choice()));
+        let own = Choice { own_ms: Some(0.05), ..choice() };
+        let (name, text) = place.pack(&problem(), &own).unwrap();
+        assert_eq!(place.parse(&name, &text), Some(own));
     }
 }

@@ -1,6 +1,6 @@
 //! The backward of attention by warpgroups of a Hopper GPU, heads of 64 channels (attention/flash_bwd_wgmma.cu).
 
-use super::lower::Lower;
+use super::lower::{Lower, Partials, RESULT_SUMS};
 use crate::args::{Args, Grid};
 use crate::device::{DeviceInfo, Matrix};
 use crate::kernels::Spec;
@@ -21,8 +21,15 @@ const THREADS: u32 = 384;
 const SHARED: usize = 9 * (16 << 10) + 2 * (32 << 10) + 2 * (1 << 10) + 12 * 8 + 1024;
 /// Bytes of sums that it may take: long sequences whose keys many heads share would need more than the other kernels do.
 const MOST_SUMS: usize = 512 << 20;
+/// Rows of partial sums of `d_qkv` for each sequence: a block's warps that multiply.
+const SUM_ROWS: usize = 8;
 /// Queries and threads of a block of `flash_bwd_stats`.
 const STATS_BLOCK: (usize, u32) = (32, 256);
+/// Threads of a block of `flash_bwd_join`, and blocks that a tile of keys has.
+const JOIN_BLOCK: (u32, usize) = (128, 4);
+/// Microseconds of a pair of tiles on an H200, as measured, and of the sums of a tile of keys, written and read at 4 TB/s.
+const PAIR_TIME: f64 = 3.2;
+const KEY_SUMS_TIME: f64 = 4.0 * (TILE * HEAD_DIM * size_of::<f32>()) as f64 / 4e6;
 
 /// The sizes of one attention.
 #[derive(Clone, Copy, Debug)]
@@ -50,19 +57,28 @@ impl Sizes {
         takes.then_some(Self { batch, seq, heads, kv_heads })
     }
 
-    /// Heads of keys, each the work of one block.
-    fn units(&self) -> usize {
-        self.batch * self.kv_heads
+    /// Into how many equal parts the heads of queries that share keys are divided, so that every multiprocessor has work: the
+    /// fastest by estimate. More than one needs the sums of keys in memory, and a kernel that joins them.
+    fn parts(&self, sms: usize) -> usize {
+        let (share, tiles) = (self.heads / self.kv_heads, self.seq / TILE);
+        let time = |parts: usize| {
+            let units = self.batch * self.kv_heads * parts;
+            let pairs = units.div_ceil(sms) * (share / parts) * tiles * (tiles + 1) / 2;
+            let sums = if parts > 1 { units * tiles } else { 0 };
+            pairs as f64 * PAIR_TIME + sums as f64 * KEY_SUMS_TIME
+        };
+        let divisors = (1..=share).filter(|parts| share.is_multiple_of(*parts));
+        divisors.min_by(|a, b| time(*a).total_cmp(&time(*b))).unwrap_or(1)
     }
 
-    fn blocks(&self, sms: usize) -> usize {
-        self.units().min(sms)
+    /// Parts of heads of keys, each the work of one block.
+    fn units(&self, parts: usize) -> usize {
+        self.batch * self.kv_heads * parts
     }
 
-    /// Whether the heads of keys keep so many multiprocessors busy that this is the fastest. Other kernels divide heads among
-    /// blocks; on a full H200 this one takes 0.5 of their time at T = 1,024, 0.6 at 2,048 and 0.8 at 4,096 (docs/log.md), and 0.6,
+    /// Whether so many units keep so many multiprocessors busy that this is the fastest. Other kernels divide heads among blocks; on a full H200 this one takes 0.5 of their time at T = 1,024, 0.6 at 2,048 and 0.8 at 4,096 (docs/log.md), and 0.6,
     /// 0.75 and 0.97 of that of sums in any order.
-    fn fills(&self, sms: usize, any_order: bool) -> bool {
+    fn fills(&self, units: usize, sms: usize, any_order: bool) -> bool {
         let percent = match (self.seq, any_order) {
             (..=1024, false) => 50,
             (..=1024, true) => 60,
@@ -71,12 +87,15 @@ impl Sizes {
             (_, false) => 85,
             (_, true) => 98,
         };
-        100 * self.units() >= percent * self.units().div_ceil(sms) * sms
+        100 * units >= percent * units.div_ceil(sms) * sms
     }
 
-    /// Bytes of the sums of `d_q`: for each block, those of the heads that share the keys it works on.
-    fn sums_bytes(&self, blocks: usize) -> usize {
-        blocks * (self.heads / self.kv_heads) * self.seq * HEAD_DIM * size_of::<f32>()
+    /// Bytes of the sums of `d_q`: for each block, those of the heads of queries of a unit. Then those of `d_k` and `d_v`, of each
+    /// unit, where heads of keys are divided.
+    fn sums_bytes(&self, parts: usize, sms: usize) -> [usize; 2] {
+        let (units, head) = (self.units(parts), self.seq * HEAD_DIM * size_of::<f32>());
+        let queries = units.min(sms) * (self.heads / (self.kv_heads * parts)) * head;
+        [queries, if parts > 1 { units * 2 * head } else { 0 }]
     }
 }
 
@@ -90,22 +109,36 @@ fn may_run(info: &DeviceInfo, settings: &Settings) -> bool {
 /// Adds the launches of [`AttentionBwd`] where this is the fastest; else adds nothing and returns `false`.
 pub(super) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<bool> {
     let sms = cx.device.info.sms as usize;
-    let any_order = cx.settings.fast;
-    let fast =
-        |sizes: &Sizes| sizes.fills(sms, any_order) && sizes.sums_bytes(sizes.blocks(sms)) <= MOST_SUMS;
-    let Some(sizes) = Sizes::new(op).filter(fast) else { return Ok(false) };
+    let Some(sizes) = Sizes::new(op) else { return Ok(false) };
+    let parts = sizes.parts(sms);
+    let (units, [query_sums, key_sums]) = (sizes.units(parts), sizes.sums_bytes(parts, sms));
+    if !sizes.fills(units, sms, cx.settings.fast) || query_sums + key_sums > MOST_SUMS {
+        return Ok(false);
+    }
     let [qkv, out, d_out, d_qkv] = [cx.ptr(op.qkv)?, cx.ptr(op.out)?, cx.ptr(op.d_out)?, cx.ptr(op.d_qkv)?];
     let aligned = [qkv, out, d_out, d_qkv].iter().all(|at| at.is_multiple_of(16));
     if !aligned || !may_run(&cx.device.info, cx.settings) {
         return Ok(false);
     }
     let Sizes { batch, seq, heads, kv_heads } = sizes;
-    let (units, rows, blocks) = (sizes.units(), batch * heads * seq, sizes.blocks(sms));
+    let (rows, blocks) = (batch * heads * seq, units.min(sms));
     let stats_bytes = 2 * rows * size_of::<f32>(); // two for each query
-    let stats = cx.scratch(stats_bytes + sizes.sums_bytes(blocks))?;
+    // Sums of parts are not what is stored.
+    let leaves_sums = parts == 1 && cx.bias_follows(op.d_qkv);
+    let columns_bytes = match leaves_sums {
+        true => batch * SUM_ROWS * (heads + 2 * kv_heads) * HEAD_DIM * size_of::<f32>(),
+        false => 0,
+    };
+    let stats = cx.scratch(stats_bytes + query_sums + key_sums + columns_bytes)?;
     let sums = stats + stats_bytes as u64;
+    let of_keys = sums + query_sums as u64;
+    let columns = of_keys + key_sums as u64;
+    if leaves_sums {
+        *cx.partials = Some(Partials { op: cx.op, of: op.d_qkv, at: columns, rows: batch * SUM_ROWS });
+    }
+    let scale = 1.0 / (HEAD_DIM as f32).sqrt();
 
-    let spec = Spec::new(FILE);
+    let spec = spec(leaves_sums);
     let (each, threads) = STATS_BLOCK;
     let args = Args::new().ptr(stats).ptr(d_out).ptr(out).ptr(cx.ptr(op.lse)?).u32s([seq, heads]);
     cx.launch(&spec, "flash_bwd_stats", Grid::linear(crate::flash::blocks(rows, each)?, threads), args)?;
@@ -120,15 +153,30 @@ pub(super) fn attention_bwd(cx: &mut Lower<'_>, op: &AttentionBwd) -> Result<boo
         .words(&map(op.d_qkv, d_qkv, STORE_ROWS)?)
         .ptr(stats)
         .ptr(sums)
-        .u32s([seq, heads, kv_heads, units])
-        .f32(1.0 / (HEAD_DIM as f32).sqrt());
+        .ptr(of_keys)
+        .ptr(columns)
+        .u32s([seq, heads, kv_heads, parts, units])
+        .f32(scale);
     cx.launch(&spec, "flash_bwd_wgmma", Grid::linear(blocks, THREADS).shared(SHARED), args)?;
-    tracing::debug!("attention_bwd of {units} heads of keys, T {seq}: flash_bwd_wgmma, {blocks} blocks");
+    if parts > 1 {
+        let (threads, of_tile) = JOIN_BLOCK;
+        let args = Args::new().ptr(d_qkv).ptr(of_keys).u32s([seq, heads, kv_heads, parts]).f32(scale);
+        let grid = Grid::plane(batch * kv_heads, seq / TILE * of_tile, threads);
+        cx.launch(&spec, "flash_bwd_join", grid, args)?;
+    }
+    tracing::debug!(
+        "attention_bwd of {} heads of keys in {parts} parts, T {seq}: flash_bwd_wgmma, {blocks} blocks",
+        batch * kv_heads
+    );
     Ok(true)
 }
 
+fn spec(leaves_sums: bool) -> Spec {
+    if leaves_sums { Spec::new(FILE).define(RESULT_SUMS, 1) } else { Spec::new(FILE) }
+}
+
 pub(super) fn specs() -> Vec<Spec> {
-    vec![Spec::new(FILE)]
+    [false, true].map(spec).into()
 }
 
 #[cfg(test)]
@@ -158,14 +206,28 @@ mod tests {
 
     #[test]
     fn few_heads_are_left_to_kernels_that_divide_them() {
-        let fills = |batch, kv_heads| Sizes { batch, seq: 1024, heads: 12, kv_heads }.fills(132, false);
+        let fills = |batch, kv_heads| {
+            let sizes = Sizes { batch, seq: 1024, heads: kv_heads, kv_heads };
+            sizes.fills(sizes.units(sizes.parts(132)), 132, false)
+        };
         assert!(fills(64, 12) && fills(8, 12) && fills(16, 6), "768, 96 and 96 heads");
         assert!(!fills(4, 12), "48 heads");
         assert!(fills(11, 12) && fills(12, 12), "one wave of 132 heads; 144 heads in two");
-        let long = |seq, any_order| Sizes { batch: 8, seq, heads: 12, kv_heads: 12 }.fills(132, any_order);
+        let long =
+            |seq, any_order| Sizes { batch: 8, seq, heads: 12, kv_heads: 12 }.fills(96, 132, any_order);
         assert!(long(1024, true) && long(2048, false) && !long(2048, true) && !long(4096, false), "96 heads");
-        let sums = |seq| Sizes { batch: 16, seq, heads: 32, kv_heads: 8 }.sums_bytes(128);
-        assert_eq!((sums(1024), sums(8192)), (128 << 20, 1 << 30));
-        assert!(sums(4096) <= MOST_SUMS && sums(8192) > MOST_SUMS);
+    }
+
+    #[test]
+    fn heads_that_share_keys_are_divided_where_that_is_faster() {
+        let parts = |batch, heads, kv_heads| Sizes { batch, seq: 1024, heads, kv_heads }.parts(132);
+        assert_eq!(parts(64, 12, 12), 1, "nothing to divide");
+        assert_eq!(parts(20, 12, 1), 6, "120 units of two heads each; 12 parts would take two rounds of one");
+        assert_eq!(parts(16, 32, 8), 1, "128 heads of keys are enough");
+        assert_eq!(parts(20, 32, 8), 4, "640 units in five rounds; 160 heads of keys would take two of four");
+        let sums = |seq, parts| Sizes { batch: 16, seq, heads: 32, kv_heads: 8 }.sums_bytes(parts, 132);
+        assert_eq!(sums(1024, 1), [128 << 20, 0], "128 blocks, four heads each");
+        assert_eq!(sums(1024, 2), [66 << 20, 128 << 20], "132 blocks, two heads each; 256 units");
+        assert!(sums(4096, 1)[0] <= MOST_SUMS && sums(8192, 1)[0] > MOST_SUMS);
     }
 }

@@ -1,10 +1,12 @@
-//! Linear layers: cuBLASLt with bias and GELU in its epilogue where it has them, else with kernels of our own around it.
+//! Linear layers: cuBLASLt with bias and GELU in its epilogue where it has them, or our own product with GELU where that is faster, else
+//! with kernels of our own around it.
 
-use super::lower::Lower;
+use super::lower::{Lower, Partials};
 use super::{elementwise, gemv};
 use crate::args::{Args, Grid};
 use crate::gemm::{
-    At, Bench, ColumnSums, Extra, Problem, Sizes, spec, split_product, splits, workspace_limit,
+    At, Bench, ColumnSums, Extra, Problem, Sizes, gelu_product, partial_bytes, partial_rows, spec,
+    split_product, splits, workspace_limit,
 };
 use crate::kernels::Spec;
 use crate::{Error, Result};
@@ -25,7 +27,7 @@ pub(crate) fn linear_fwd(cx: &mut Lower<'_>, op: &LinearFwd) -> Result<()> {
     if fuses(cx, act, op.out) {
         let fused = At { d: cx.ptr(op.out)?, bias, aux: cx.ptr(pre)?, ..at };
         let problem = Problem::forward(&sizes, &fused).extra(Extra::Gelu { bias: bias != 0 });
-        if library(cx, "linear_fwd_gelu", &problem, &fused)? {
+        if own_gelu(cx, &problem, &fused)?.is_some() || library(cx, "linear_fwd_gelu", &problem, &fused)? {
             return Ok(());
         }
     }
@@ -39,6 +41,10 @@ pub(crate) fn linear_bwd_input(cx: &mut Lower<'_>, op: &LinearBwdInput) -> Resul
     if let Some(pre) = op.pre.filter(|pre| fuses(cx, pre.act, op.d_inp)) {
         let fused = At { aux: cx.ptr(pre.slot)?, ..at };
         let problem = Problem::input_gradient(&sizes, &fused).extra(Extra::GeluGrad);
+        if let Some(at) = own_gelu(cx, &problem, &fused)? {
+            *cx.partials = Some(Partials { op: cx.op, of: op.d_inp, at, rows: partial_rows(&problem) });
+            return Ok(());
+        }
         if library(cx, "linear_bwd_input_gelu", &problem, &fused)? {
             return Ok(());
         }
@@ -58,6 +64,11 @@ pub(crate) fn linear_bwd_weight(cx: &mut Lower<'_>, op: &LinearBwdWeight) -> Res
     let at = At { a: cx.ptr(op.inp)?, b: cx.ptr(op.d_out)?, d: cx.ptr(op.d_weight)?, ..At::default() };
     let plain = Problem::weight_gradient(&sizes, &at).adds(adds);
     if let Some(d_bias) = op.d_bias {
+        if let Some(partials) = cx.partials_of(op.d_out) {
+            let sums = bias_sums(cx, op.d_out, d_bias, adds)?;
+            cx.launch_all([sums.finish(cx.device, partials.at, partials.rows)?]);
+            return product(cx, "linear_bwd_weight", &plain, &at);
+        }
         let fused = At { bias: cx.ptr(d_bias)?, ..at };
         let problem = Problem::weight_gradient(&sizes, &fused).extra(Extra::BiasGrad);
         if !adds && !splits(&plain) && library(cx, "linear_bwd_weight_bias", &problem, &fused)? {
@@ -88,6 +99,21 @@ fn sizes(cx: &Lower<'_>, inp: Slot, oc: usize, result: Slot) -> Sizes {
 /// A product by the library alone; `false` if it cannot, or if doing it in steps is faster.
 fn library(cx: &mut Lower<'_>, name: &'static str, problem: &Problem, at: &At) -> Result<bool> {
     library_scaled(cx, name, problem, at, plain(problem))
+}
+
+/// A product by our own kernel with GELU or its derivative, where that is to be used; then the address of the partial sums of columns
+/// that the derivative's leaves.
+fn own_gelu(cx: &mut Lower<'_>, problem: &Problem, at: &At) -> Result<Option<u64>> {
+    let mut bench = Bench { device: cx.device, stream: cx.stream };
+    if !problem.is_askable() || !cx.libraries.gemms(cx.device)?.is_own(&mut bench, problem, at)? {
+        return Ok(None);
+    }
+    let partials = match partial_bytes(problem) {
+        0 => 0,
+        bytes => cx.scratch(bytes)?,
+    };
+    cx.launch_all([gelu_product(cx.device, problem, at, partials)?]);
+    Ok(Some(partials))
 }
 
 /// The factors of a product and of what is added to it, where it is not scaled.
@@ -184,18 +210,21 @@ fn product_and_bias(cx: &mut Lower<'_>, sizes: &Sizes, at: &At) -> Result<()> {
     product(cx, "linear_fwd", &Problem::forward(sizes, &plain).adds(true), &plain)
 }
 
+fn bias_sums(cx: &Lower<'_>, d_out: Slot, d_bias: Slot, adds: bool) -> Result<ColumnSums> {
+    let (rows, cols) = (d_out.shape.rows(), d_out.shape.cols());
+    let (inputs, output) = (d_out.dtype, d_bias.dtype);
+    Ok(ColumnSums { rows, cols, inputs, output, x: cx.ptr(d_out)?, sums: cx.ptr(d_bias)?, adds })
+}
+
 /// `d_bias (+)= Σ_rows d_out`.
 fn bias_gradient(cx: &mut Lower<'_>, d_out: Slot, d_bias: Slot, adds: bool) -> Result<()> {
-    let (rows, cols) = (d_out.shape.rows(), d_out.shape.cols());
-    let (x, to) = (cx.ptr(d_out)?, cx.ptr(d_bias)?);
-    if rows == 0 || cols == 0 {
-        if !adds && cols > 0 {
-            cx.zero(to, d_bias.bytes());
+    let sums = bias_sums(cx, d_out, d_bias, adds)?;
+    if sums.rows == 0 || sums.cols == 0 {
+        if !adds && sums.cols > 0 {
+            cx.zero(sums.sums, d_bias.bytes());
         }
         return Ok(());
     }
-    let (inputs, output) = (d_out.dtype, d_bias.dtype);
-    let sums = ColumnSums { rows, cols, inputs, output, x, sums: to, adds };
     let scratch = cx.scratch(sums.scratch())?;
     cx.launch_all(sums.steps(cx.device, scratch)?);
     Ok(())

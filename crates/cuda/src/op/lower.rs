@@ -8,7 +8,7 @@ use crate::kernels::{Kernel, Spec};
 use crate::launch::{KernelLaunch, Launch, LibraryCall, Work};
 use crate::memory::{Memory, Scratch};
 use crate::{Result, Settings};
-use ironhorse_core::op::Accum;
+use ironhorse_core::op::{Accum, Op};
 use ironhorse_core::{Program, Slot};
 use std::rc::Rc;
 
@@ -28,11 +28,28 @@ pub(crate) struct Lower<'a> {
     pub fault: u64,
     /// The stream launches go to; a search for the fastest algorithm may run there now.
     pub stream: &'a Stream,
+    /// Sums of columns that an op before this one left in scratch memory.
+    pub partials: &'a mut Option<Partials>,
     /// The micro-step this lowering is for: in later ones gradients are added to.
     pub micro_step: u32,
     /// Index of the op being lowered.
     pub op: usize,
     pub out: &'a mut Vec<Launch>,
+}
+
+/// The constant with which kernels also sum what they write over rows.
+pub(super) const RESULT_SUMS: &str = "RESULT_SUMS";
+
+/// Partial sums of the columns of what an op wrote, in scratch memory: there until another op uses that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Partials {
+    /// The op, by its place in the program.
+    pub op: usize,
+    /// What it wrote.
+    pub of: Slot,
+    /// Where the sums are, and how many rows of them.
+    pub at: u64,
+    pub rows: usize,
 }
 
 impl Lower<'_> {
@@ -58,7 +75,24 @@ impl Lower<'_> {
 
     /// Memory for the duration of one op: the next op may get the same. Not zeroed; aligned to 256 bytes.
     pub fn scratch(&mut self, bytes: usize) -> Result<u64> {
+        *self.partials = None; // they were there
         self.scratch.at_least(self.device, bytes)
+    }
+
+    /// Partial sums of the columns of a slot, if an op before this one left some and no other op wrote to the slot since.
+    pub fn partials_of(&self, slot: Slot) -> Option<Partials> {
+        let left = self.partials.filter(|left| left.of == slot && left.op < self.op)?;
+        let since = &self.program.nodes()[left.op + 1..self.op];
+        let same = since.iter().flat_map(|node| node.op.writes()).all(|to| !to.overlaps(&slot));
+        same.then_some(left)
+    }
+
+    /// Whether one of the next ops sums `slot` over rows for the gradient of a bias, before another one writes to it.
+    pub fn bias_follows(&self, slot: Slot) -> bool {
+        let next = self.program.nodes().iter().skip(self.op + 1).take(3).map(|node| &node.op);
+        let sums = |op: &Op| matches!(op, Op::LinearBwdWeight(op) if op.d_out == slot && op.d_bias.is_some());
+        let mut until = next.take_while(|op| sums(op) || !op.writes().any(|to| to.overlaps(&slot)));
+        until.any(sums)
     }
 
     /// Constant data on the device.

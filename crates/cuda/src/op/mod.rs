@@ -29,7 +29,7 @@ mod routing;
 pub(crate) mod sample;
 mod swiglu;
 
-pub(crate) use lower::Lower;
+pub(crate) use lower::{Lower, Partials};
 
 use crate::device::Device;
 use crate::gemm::Gemms;

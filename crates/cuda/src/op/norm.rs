@@ -1,6 +1,6 @@
 //! Layer norm and RMS norm, which has no mean and no bias.
 
-use super::lower::Lower;
+use super::lower::{Lower, Partials, RESULT_SUMS};
 use crate::Result;
 use crate::args::{Args, Grid};
 use crate::kernels::{Kernel, Spec};
@@ -121,6 +121,15 @@ impl Norm {
         Ok(self.spec("norm/bwd.cu", [act, weight], width)?.typed("GRAD", grad)?.define("WARPS", warps as u32))
     }
 
+    /// Whether the backward also sums its result over rows, where the next op needs that: in bf16, for widths of which a lane has at
+    /// most 16 columns (`GROUP` of norm/bwd.cu). For others, such as 768, rows would be divided otherwise, which costs as much as it spares.
+    fn has_result_sums(&self, act: DType, width: usize) -> bool {
+        let columns = |warps: usize| (width / 8).div_ceil(32 * warps) * 8;
+        let usual = [1, 2, BWD_WARPS].map(columns).into_iter().find(|columns| *columns <= BWD_COLUMNS[0]);
+        let few = usual.is_some_and(|columns| columns <= BWD_COLUMNS[1]);
+        act == DType::BF16 && self.is_centred() && self.is_fast(width) && few
+    }
+
     /// norm/fp8.cu in bf16.
     fn fp8_spec(&self, width: usize, format: &'static str) -> Result<Spec> {
         Ok(self.spec("norm/fp8.cu", [DType::BF16; 2], width)?.define("FORMAT", format))
@@ -135,7 +144,9 @@ impl Norm {
                 for rows in [1, FEW + 1] {
                     specs.extend(self.fwd_spec([types[0], types[1]], rows, width).map(|(spec, _)| spec));
                 }
-                specs.extend(self.bwd_spec(types, width));
+                let bwd = self.bwd_spec(types, width).ok();
+                let sums = bwd.clone().filter(|_| self.has_result_sums(types[0], width));
+                specs.extend(bwd.into_iter().chain(sums.map(|spec| spec.define(RESULT_SUMS, 1))));
             }
             specs.extend(self.fp8_spec(width, "E4M3").ok().filter(|_| FP8_WIDTHS.contains(&width)));
         }
@@ -193,11 +204,18 @@ impl Backward {
         let (rows, width) = (self.inp.shape.rows(), self.inp.shape.cols());
         let types = [self.inp.dtype, self.weight.dtype, self.d_weight.dtype];
         let spec = self.norm.bwd_spec(types, width)?;
+        let sums =
+            rows > 0 && self.norm.has_result_sums(self.d_inp.dtype, width) && cx.bias_follows(self.d_inp);
+        let spec = if sums { spec.define(RESULT_SUMS, 1) } else { spec };
         let (partials, count) = match rows {
             0 => (0, 0),
-            _ if self.norm.is_fast(width) => self.fast(cx, &spec)?,
+            _ if self.norm.is_fast(width) => self.fast(cx, &spec, sums)?,
             _ => self.any(cx, &spec)?,
         };
+        if sums {
+            let at = partials + (count * self.columns() * size_of::<f32>()) as u64;
+            *cx.partials = Some(Partials { op: cx.op, of: self.d_inp, at, rows: count });
+        }
         let args = cx.optional_pointers(&[Some(self.d_weight), self.d_bias])?.ptr(partials);
         let args = args.u32s([count, width]).u32(cx.adds(self.accum).into());
         let grid = Grid::linear(self.columns().div_ceil(32), 1024);
@@ -209,9 +227,9 @@ impl Backward {
         self.inp.shape.cols() * (1 + usize::from(self.d_bias.is_some()))
     }
 
-    /// Memory for `count` partial rows, and the arguments of the kernels of norm/bwd.cu that work on rows.
-    fn partials(&self, cx: &mut Lower<'_>, count: usize) -> Result<(u64, Args)> {
-        let partials = cx.scratch(count * self.columns() * size_of::<f32>())?;
+    /// Memory for `count` partial rows, of `more` columns besides its own, and the arguments of the kernels of norm/bwd.cu that work on rows.
+    fn partials(&self, cx: &mut Lower<'_>, count: usize, more: usize) -> Result<(u64, Args)> {
+        let partials = cx.scratch(count * (self.columns() + more) * size_of::<f32>())?;
         let args = cx.pointers(&[self.d_inp])?.ptr(partials);
         let slots = [Some(self.d_out), Some(self.inp), self.mean, Some(self.rstd), Some(self.weight)];
         let args = cx.append(args, &slots)?;
@@ -219,15 +237,16 @@ impl Backward {
         Ok((partials, args.u32s(sizes).u32(cx.adds(self.accum_inp).into())))
     }
 
-    /// Returns address and number of the partial rows.
-    fn fast(&self, cx: &mut Lower<'_>, spec: &Spec) -> Result<(u64, usize)> {
+    /// Returns address and number of the partial rows; with `sums`, those of the result are behind them.
+    fn fast(&self, cx: &mut Lower<'_>, spec: &Spec, sums: bool) -> Result<(u64, usize)> {
         let warps = bwd_warps(self.inp.dtype, self.inp.shape.cols());
         let threads = 32 * warps as u32;
         let function = cx.kernel(spec, self.norm.bwd)?;
         let resident = cx.device.info.sms * function.blocks_per_sm(threads, 0)?.max(1);
         // A block without rows would only write zeros, so there is at most one per row.
         let count = self.inp.shape.rows().div_ceil(warps).min(resident as usize);
-        let (partials, args) = self.partials(cx, count)?;
+        let more = if sums { self.inp.shape.cols() } else { 0 };
+        let (partials, args) = self.partials(cx, count, more)?;
         cx.launch_function(self.norm.bwd, function, Grid::linear(count, threads), args);
         Ok((partials, count))
     }
@@ -237,7 +256,7 @@ impl Backward {
         let (rows, width) = (self.inp.shape.rows(), self.inp.shape.cols());
         let chunk = rows.div_ceil(MOST_PARTIALS).max(64);
         let count = rows.div_ceil(chunk);
-        let (partials, args) = self.partials(cx, count)?;
+        let (partials, args) = self.partials(cx, count, 0)?;
         let grid = Grid::linear(rows.div_ceil(BWD_WARPS), 32 * BWD_WARPS as u32);
         cx.launch(spec, self.norm.bwd_rows, grid, args.clone())?;
         let grid = Grid::plane(width.div_ceil(32), count, 256);
@@ -353,4 +372,19 @@ pub(super) fn specs() -> Vec<Spec> {
     let llama = &[3584, 4096, 8192];
     let gemma = rms(Gain::OnePlusWeight).specs(&[1, 640, 1152, 2560, 5376]);
     [LAYER.specs(both), RMS.specs(both), RMS.specs(llama), gemma].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_summed_where_rows_need_not_be_divided_otherwise() {
+        let widths = |norm: Norm, act| -> Vec<usize> {
+            let all = [256, 768, 1024, 1280, 1600, 2048, 3072, 5120, 1003];
+            all.into_iter().filter(|&width| norm.has_result_sums(act, width)).collect()
+        };
+        assert_eq!(widths(LAYER, DType::BF16), [256, 1024, 1600, 2048]);
+        assert!(widths(LAYER, DType::F32).is_empty() && widths(RMS, DType::BF16).is_empty());
+    }
 }

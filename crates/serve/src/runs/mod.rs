@@ -107,6 +107,15 @@ impl Pages {
                         })
                         .await
                     }
+                    "experts" => {
+                        let layer = number(request, "layer")?.unwrap_or(0);
+                        self.read(move |shelf| {
+                            let held = shelf.open(&name)?;
+                            let loads = shelf::loads(&held.lock().view.table.loads, layer);
+                            loads.map(|loads| json(&loads))
+                        })
+                        .await
+                    }
                     "csv" => {
                         let steps = curves::steps(request)?;
                         self.read(move |shelf| {

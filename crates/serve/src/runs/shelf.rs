@@ -4,7 +4,7 @@
 
 use crate::error::ApiError;
 use hyper::StatusCode;
-use ironhorse_train::run::view::{Life, Quantity, RunView};
+use ironhorse_train::run::view::{Life, Loads, Quantity, RunView};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -234,8 +234,6 @@ impl Run {
         let (view, table) = (&self.view, &self.view.table);
         let quantities: Vec<&str> =
             Quantity::ALL.into_iter().filter(|one| table.last(*one).is_some()).map(Quantity::key).collect();
-        // three digits are more than a colour shows
-        let short = |load: f32| f64::from((load * 1e5).round()) / 1e5;
         let router: Vec<Vec<f64>> =
             table.router.iter().map(|layer| layer.load.iter().copied().map(short).collect()).collect();
         json!({
@@ -255,6 +253,26 @@ impl Run {
             "profile": self.profile.1,
         })
     }
+}
+
+/// The load of the experts of a layer over the steps: of each span its first step and the mean shares.
+pub fn loads(loads: &Loads, layer: u64) -> Result<Value, ApiError> {
+    let layers = loads.layers();
+    let Some(layer) = usize::try_from(layer).ok().filter(|layer| *layer < layers) else {
+        let message = format!("layer is {layer}, expected less than {layers}, the layers with experts");
+        return Err(ApiError::param("layer", message));
+    };
+    let (steps, shares): (Vec<u64>, Vec<Vec<f64>>) = loads
+        .of_layer(layer)
+        .into_iter()
+        .map(|(step, shares)| (step, shares.into_iter().map(short).collect()))
+        .unzip();
+    Ok(json!({"layer": layer, "layers": layers, "width": loads.width, "steps": steps, "shares": shares}))
+}
+
+/// Five digits are more than a colour shows.
+fn short(load: f32) -> f64 {
+    f64::from((load * 1e5).round()) / 1e5
 }
 
 /// The runs of a folder. A link that leads out of it is not one of them.

@@ -2,7 +2,7 @@
 //!
 //! Training and validation stories are disjoint: a hash of its text decides which split a story belongs to.
 
-use super::grammar::Template;
+use super::grammar::{Template, expand_text};
 use super::plots::{OPENING, PLOTS};
 use super::world::draw_cast;
 use crate::rng::{Rng, mix64};
@@ -63,7 +63,8 @@ static STORIES: LazyLock<Vec<[Template; 9]>> = LazyLock::new(|| {
     let parts = PLOTS.iter().map(|plot| {
         [OPENING, " {weather} ", plot.premise, "\n", plot.problem, "\n", plot.rescue, "\n", plot.ending]
     });
-    parts.map(|parts| parts.map(Template::new)).collect()
+    let cast = draw_cast(&mut Rng::new(0));
+    parts.map(|parts| parts.map(|part| Template::new(part, &cast))).collect()
 });
 
 /// One story, of any length and for any split.
@@ -75,7 +76,7 @@ fn tell(rng: &mut Rng) -> String {
     }
     // The words of the weather contain choices too.
     let mut story = String::with_capacity(draft.len());
-    Template::new(&draft).expand(&cast, rng, &mut story);
+    expand_text(&draft, &cast, rng, &mut story);
     story
 }
 

@@ -10,13 +10,19 @@
 use crate::rng::Rng;
 use std::borrow::Cow;
 
-/// The words of one story by name, in small letters: who is in it, where, with what.
-#[derive(Debug, Default)]
+/// The words of one story by name, in small letters: who is in it, where, with what. Every cast has the same names in the
+/// same order, so that a template can say where a word is.
+#[derive(Debug)]
 pub(super) struct Cast {
     words: Vec<(&'static str, Cow<'static, str>)>,
 }
 
 impl Cast {
+    /// One without words, with room for this many.
+    pub(super) fn with_capacity(names: usize) -> Self {
+        Self { words: Vec::with_capacity(names) }
+    }
+
     /// Sets the words of a name.
     pub(super) fn set(&mut self, name: &'static str, words: impl Into<Cow<'static, str>>) {
         self.words.push((name, words.into()));
@@ -32,21 +38,14 @@ impl Cast {
         self.set_all(names, if female { ["she", "her", "her"] } else { ["he", "him", "his"] });
     }
 
-    fn get(&self, name: &str) -> Option<&str> {
-        let mut i = 0;
-        while i < self.words.len() {
-            let (own, words) = &self.words[i];
-            if own.len() == name.len() && *own == name {
-                return Some(words);
-            }
-            i += 1;
-        }
-        None
+    /// Where the words of a name are.
+    fn place(&self, name: &str) -> Option<usize> {
+        self.words.iter().position(|(own, _)| *own == name)
     }
 }
 
-// Every run without data begins by making megabytes of this text, in tests without optimisation: a template is read once
-// and expanded often, and the loops over bytes are plain ones.
+// Every run without data begins by making megabytes of this text, in tests with little optimisation: a template is read
+// once, names are looked up then, and the loops over bytes are plain ones.
 
 /// A template that was read.
 #[derive(Debug)]
@@ -63,25 +62,25 @@ enum Part {
 #[derive(Debug)]
 struct Word {
     written: String,
-    /// In small letters.
-    name: String,
+    /// Where the cast has it; nowhere if the name is unknown.
+    place: Option<usize>,
     article: bool,
     capital: bool,
 }
 
 impl Template {
-    /// Reads a template. What a bracket that never closes begins is text.
-    pub(super) fn new(text: &str) -> Self {
+    /// Reads a template for casts with the names of this one. What a bracket that never closes begins is text.
+    pub(super) fn new(text: &str, cast: &Cast) -> Self {
         let (mut parts, mut rest) = (Vec::new(), text);
-        while let Some(at) = opening(rest.as_bytes())
+        while let Some(at) = opening(rest)
             && let Some((end, bars)) = closing(&rest.as_bytes()[at..])
         {
             parts.push(Part::Text(rest[..at].to_owned()));
             let inner = &rest[at + 1..at + end];
             parts.push(if rest.as_bytes()[at] == b'[' {
-                Part::Choice(alternatives(inner, &bars))
+                Part::Choice(alternatives(inner, &bars).map(|text| Self::new(text, cast)).collect())
             } else {
-                Part::Word(Word::new(inner))
+                Part::Word(Word::new(inner, cast))
             });
             rest = &rest[at + end + 1..];
         }
@@ -101,12 +100,31 @@ impl Template {
     }
 }
 
+/// Appends one expansion of a template that is read this once.
+pub(super) fn expand_text(text: &str, cast: &Cast, rng: &mut Rng, out: &mut String) {
+    let mut rest = text;
+    while let Some(at) = opening(rest)
+        && let Some((end, bars)) = closing(&rest.as_bytes()[at..])
+    {
+        out.push_str(&rest[..at]);
+        let inner = &rest[at + 1..at + end];
+        if rest.as_bytes()[at] == b'[' {
+            let chosen = alternatives(inner, &bars).nth(rng.index(bars.len() + 1));
+            expand_text(chosen.unwrap_or_default(), cast, rng, out);
+        } else {
+            Word::new(inner, cast).substitute(cast, out);
+        }
+        rest = &rest[at + end + 1..];
+    }
+    out.push_str(rest);
+}
+
 impl Word {
-    fn new(inner: &str) -> Self {
+    fn new(inner: &str, cast: &Cast) -> Self {
         let (article, name) = inner.split_once(' ').unwrap_or(("", inner));
         Self {
             written: format!("{{{inner}}}"),
-            name: name.to_ascii_lowercase(),
+            place: cast.place(&name.to_ascii_lowercase()),
             article: !article.is_empty(),
             capital: inner.starts_with(|c: char| c.is_ascii_uppercase()),
         }
@@ -114,7 +132,7 @@ impl Word {
 
     /// Appends the cast's words. An unknown name stays in its braces, which the tests look for.
     fn substitute(&self, cast: &Cast, out: &mut String) {
-        let Some(words) = cast.get(&self.name) else {
+        let Some((_, words)) = self.place.and_then(|place| cast.words.get(place)) else {
             out.push_str(&self.written);
             return;
         };
@@ -130,16 +148,10 @@ impl Word {
     }
 }
 
-/// The position of the first bracket that opens.
-fn opening(text: &[u8]) -> Option<usize> {
-    let mut i = 0;
-    while i < text.len() {
-        if matches!(text[i], b'[' | b'{') {
-            return Some(i);
-        }
-        i += 1;
-    }
-    None
+/// The position of the first bracket that opens: two searches of the library, which reads several bytes at a time.
+fn opening(text: &str) -> Option<usize> {
+    let square = text.find('[');
+    text[..square.unwrap_or(text.len())].find('{').or(square)
 }
 
 /// The position of the bracket that closes the one at 0, and those of the bars between them outside of inner brackets.
@@ -159,10 +171,10 @@ fn closing(text: &[u8]) -> Option<(usize, Vec<usize>)> {
 }
 
 /// The alternatives of a choice; `bars` count from the bracket before `inner`.
-fn alternatives(inner: &str, bars: &[usize]) -> Vec<Template> {
+fn alternatives<'a>(inner: &'a str, bars: &'a [usize]) -> impl Iterator<Item = &'a str> {
     let starts = std::iter::once(0).chain(bars.iter().copied());
     let ends = bars.iter().map(|bar| bar - 1).chain([inner.len()]);
-    starts.zip(ends).map(|(start, end)| Template::new(&inner[start..end])).collect()
+    starts.zip(ends).map(|(start, end)| &inner[start..end])
 }
 
 #[cfg(test)]
@@ -170,12 +182,14 @@ mod tests {
     use super::*;
 
     fn one(template: &str, seed: u64) -> String {
-        let mut cast = Cast::default();
+        let mut cast = Cast::with_capacity(5);
         cast.set("thing", "orange kite");
         cast.set("place", "the mill");
         cast.set_pronouns(["he", "him", "his"], true);
-        let mut out = String::new();
-        Template::new(template).expand(&cast, &mut Rng::new(seed), &mut out);
+        let (mut out, mut once) = (String::new(), String::new());
+        Template::new(template, &cast).expand(&cast, &mut Rng::new(seed), &mut out);
+        expand_text(template, &cast, &mut Rng::new(seed), &mut once);
+        assert_eq!(out, once, "a template that is kept and one that is not");
         out
     }
 

@@ -132,16 +132,19 @@ fn pick<T: Copy>(from: &[T], rng: &mut Rng) -> T {
     from[rng.index(from.len())]
 }
 
+/// The longest list from which several items are picked has 14.
+const IN_ORDER: [usize; 14] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13];
+
 /// `N` different items.
 fn pick_many<const N: usize, T: Copy>(from: &[T], rng: &mut Rng) -> [T; N] {
-    let mut order: Vec<usize> = (0..from.len()).collect();
-    rng.shuffle(&mut order);
-    std::array::from_fn(|i| from[order[i % order.len()]])
+    let mut order = IN_ORDER;
+    rng.shuffle(&mut order[..from.len()]);
+    std::array::from_fn(|i| from[order[i % from.len()]])
 }
 
 /// Draws everybody and everything one story is about. Each name means one thing throughout.
 pub(super) fn draw_cast(rng: &mut Rng) -> Cast {
-    let mut cast = Cast::default();
+    let mut cast = Cast::with_capacity(64);
     people(&mut cast, rng);
     let places: [[&str; 2]; 3] = pick_many(&PLACES, rng);
     for (names, words) in
@@ -151,10 +154,10 @@ pub(super) fn draw_cast(rng: &mut Rng) -> Cast {
     }
     let [animal, cry] = pick(&ANIMALS, rng);
     cast.set_all(["animal", "cry"], [animal, cry]);
-    cast.set("beast", format!("{} {animal}", pick(&COATS, rng)));
+    cast.set("beast", pick(&COATS, rng).to_owned() + " " + animal);
     let [item, harm, cure] = pick(&THINGS, rng);
     cast.set_all(["item", "harm", "cure"], [item, harm, cure]);
-    cast.set("thing", format!("{} {item}", pick(&COLOURS, rng)));
+    cast.set("thing", pick(&COLOURS, rng).to_owned() + " " + item);
     cast.set_all(["signal", "signalled"], pick(&SIGNALS, rng));
     cast.set_all(["wish", "wished"], pick(&WISHES, rng));
     cast.set_all(["task", "worked", "done"], pick(&TASKS, rng));
@@ -176,7 +179,7 @@ fn people(cast: &mut Cast, rng: &mut Rng) {
     }
     cast.set_pronouns(["he", "him", "his"], girl[0]);
     cast.set_pronouns(["fhe", "fhim", "fhis"], girl[1]);
-    cast.set("elder", format!("the {}", pick(&ELDERS, rng)));
+    cast.set("elder", "the ".to_owned() + pick(&ELDERS, rng));
     cast.set_pronouns(["ehe", "ehim", "ehis"], rng.below(2) == 0);
     cast.set_pronouns(["dhe", "dhim", "dhis"], rng.below(2) == 0);
 }

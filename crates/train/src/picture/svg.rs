@@ -101,6 +101,13 @@ impl Svg {
         }
     }
 
+    /// A filled shape; nothing without a line.
+    pub fn shape(&mut self, d: &str, style: &str) {
+        if !d.is_empty() {
+            let _ = writeln!(self.0, r#"<path d="{d}" {style}/>"#);
+        }
+    }
+
     /// A rectangle.
     pub fn rect(&mut self, [x, y]: [f64; 2], [width, height]: [f64; 2], style: &str) {
         let _ = writeln!(

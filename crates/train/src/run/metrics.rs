@@ -46,6 +46,9 @@ pub struct Metrics {
     /// Wall time of the step in milliseconds.
     #[serde(deserialize_with = "null_is_nan")]
     pub ms: f32,
+    /// How long the tokens of the step took to be read, in milliseconds. An engine that works by itself computes the step before meanwhile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_ms: Option<f32>,
     /// Tokens of the step; logs of earlier versions do not have them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<u64>,

@@ -138,10 +138,14 @@ pub struct FirstWrong {
     pub expected: Option<f32>,
     /// The engine's value there.
     pub got: Option<f32>,
-    /// What is wrong with the file.
+    /// What is wrong with the file, or why nothing need be wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
+
+/// What to think of other experts than those of the answers, where numbers are rounded.
+const NEAR_TIE: &str = "note: where two experts are nearly equal rounding may decide between them, and everything after that differs; \
+    --dtype f32 tells whether it did, and a key of fewer tokens or layers has fewer such places (docs/verify.md)";
 
 /// The result of a verification.
 #[derive(Clone, Debug, Serialize)]
@@ -186,7 +190,9 @@ impl Report {
         }
         // A file that contradicts itself comes first; then the op that ran first.
         let first = self.tensors.iter().filter(|row| !row.comparison.pass).min_by_key(|row| row.order);
+        let rounds = self.tolerances != Basis::Fixed;
         self.first_wrong = first.map(|row| {
+            let is_choice = row.kind == RowKind::Act && row.name.ends_with(".experts");
             let element = row.comparison.first_wrong.as_ref();
             FirstWrong {
                 op: row.op.clone(),
@@ -196,7 +202,7 @@ impl Report {
                 index: element.map(|e| e.index.clone()),
                 expected: element.map(|e| e.expected),
                 got: element.map(|e| e.got),
-                note: row.note.clone(),
+                note: row.note.clone().or_else(|| (rounds && is_choice).then(|| NEAR_TIE.to_owned())),
             }
         });
         let agree = self.first_wrong.is_none() && !self.tensors.is_empty();
@@ -307,4 +313,36 @@ fn element_text(worst: &Worst) -> String {
     let Worst { index, expected, got, ulps } = worst;
     let ulps = if *ulps == u64::MAX { "NaN".into() } else { format!("{ulps} ulp") };
     format!("{index:?} {expected:e} got {got:e} ({ulps})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_choice_of_experts_is_explained_where_numbers_are_rounded() {
+        let row = |name: &str| Row {
+            name: name.to_owned(),
+            kind: RowKind::of(name),
+            comparison: Comparison::unknown(),
+            reason: Reason::Fixed,
+            op: "router_fwd".into(),
+            origin: "layers.1.router".into(),
+            section: "forward".into(),
+            note: None,
+            order: 1,
+        };
+        let text = |name: &str, basis| {
+            let tolerance = Tolerance { tensor: 1e-5, loss: 1e-6 };
+            let mut report = Report::new(vec![row(name)], Vec::new(), basis, tolerance);
+            report.add_damage(Vec::new());
+            report.verdict().to_string()
+        };
+        assert!(text("act.layers.1.experts", Basis::PyTorch).contains("nearly equal"));
+        assert!(
+            !text("act.layers.1.experts", Basis::Fixed).contains("nearly equal"),
+            "f32 decides as PyTorch does"
+        );
+        assert!(!text("act.layers.1.moe", Basis::PyTorch).contains("nearly equal"));
+    }
 }

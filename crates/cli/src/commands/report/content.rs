@@ -215,6 +215,11 @@ fn speed(view: &RunView, price: Option<f64>) -> Vec<(String, String)> {
             .recent(Quantity::StepMs, usize::MAX)
             .map(|ms| row("step, median", format!("{} ms", short(ms.into())))),
     );
+    rows.extend(
+        table
+            .data_share(usize::MAX)
+            .map(|share| row("reading data", format!("{:.1} % of the time", 100.0 * share))),
+    );
     let work = view.origin.as_ref().and_then(|origin| origin.last_start().work);
     rows.extend(work.map(|work| row("planned memory", human_bytes(work.planned_bytes))));
     if let Some(price) = price {

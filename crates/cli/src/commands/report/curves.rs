@@ -1,7 +1,7 @@
 //! What a report draws: the curves of both runs in one frame, and the experts of each.
 
 use ironhorse::train::Result;
-use ironhorse::train::picture::{Plot, Series, Style, curves_text, load_text};
+use ironhorse::train::picture::{Plot, Series, Style, curves_text, load_text, loads_text};
 use ironhorse::train::run::view::{Quantity, RunView};
 
 /// From this many tokens per second on they are counted in thousands.
@@ -29,6 +29,7 @@ pub fn all(views: &[RunView]) -> Result<Vec<String>> {
         let load =
             view.table.router.iter().map(|layer| layer.load.iter().map(|&load| f64::from(load)).collect());
         pictures.push(load_text(&load.collect::<Vec<_>>()));
+        pictures.extend(loads_text(&view.table.loads));
     }
     Ok(pictures)
 }

@@ -10,7 +10,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Fields of the metrics that say how long something took.
-const TIMES: [&str; 2] = ["ms", "tokens_per_s"];
+const TIMES: [&str; 3] = ["ms", "data_ms", "tokens_per_s"];
 /// Bytes that are compared at a time.
 const PIECE: usize = 1 << 20;
 

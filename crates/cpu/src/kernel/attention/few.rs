@@ -10,7 +10,7 @@ use crate::multiversion;
 
 multiversion! {
     /// s = exp(s·scale - max) / sum; returns max and the sum.
-    fn softmax_row<const FMA: bool, A: Real>(s: &mut [A], scale: A) -> (A, A) {
+    pub(super) fn softmax_row<const FMA: bool, A: Real>(s: &mut [A], scale: A) -> (A, A) {
         let max = largest(s) * scale;
         for s in s.iter_mut() {
             *s = A::fma::<FMA>(*s, scale, -max).exp_flush::<FMA>();
@@ -86,6 +86,12 @@ impl<A: Real> QueryScratch<A> {
     /// Room for so many keys and elements of a head.
     pub fn new(keys: usize, head_dim: usize) -> Self {
         Self { scores: vec![A::ZERO; keys], out: vec![A::ZERO; head_dim], gemm: LocalScratch::new() }
+    }
+
+    /// So many scores, and sums of values.
+    pub(super) fn parts(&mut self, [keys, sums]: [usize; 2]) -> (&mut [A], &mut [A]) {
+        self.reserve(keys, sums);
+        (&mut self.scores[..keys], &mut self.out[..sums])
     }
 
     /// Makes room for so many keys and elements of a head.

@@ -13,6 +13,7 @@
 mod backward;
 mod dropout;
 mod few;
+mod kept;
 mod product;
 mod reach;
 mod softmax;
@@ -21,6 +22,7 @@ mod split;
 pub use backward::Backward;
 pub use dropout::Drops;
 pub use few::{FEW, QueryScratch, one_query};
+pub use kept::Kept;
 pub use reach::Reach;
 
 use super::elementwise::{narrow, scale_by, widen};

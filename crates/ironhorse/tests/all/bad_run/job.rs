@@ -292,7 +292,7 @@ pub fn log(run: &Path) -> Vec<serde_json::Value> {
     let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
     lines
         .map(|mut line| {
-            for key in ["ms", "tokens_per_s"] {
+            for key in ["ms", "data_ms", "tokens_per_s"] {
                 line.as_object_mut().unwrap().remove(key);
             }
             line

@@ -27,6 +27,7 @@ pub fn of_step(metrics: &Metrics) -> Message {
         ("gradient_norm", metrics.grad_norm),
         ("speed/tokens_per_s", Some(metrics.tokens_per_s)),
         ("speed/step_ms", Some(metrics.ms)),
+        ("speed/data_ms", metrics.data_ms),
         ("rewards/chosen", metrics.rewards_chosen),
         ("rewards/rejected", metrics.rewards_rejected),
         ("rewards/accuracy", metrics.reward_accuracy),

@@ -300,10 +300,12 @@ impl<'a> Trainer<'a> {
     fn start(&mut self, mut metrics: Metrics) -> Result<InFlight> {
         let step = metrics.step;
         let tokens = &mut self.batches[(step % 2) as usize];
+        let reads = Instant::now();
         if self.fetched.is_none_or(|(fetched, _)| fetched != step) {
             tokens.fetch(&mut self.job.data.train, self.job.settings.micro_steps(step) as usize)?;
             self.fetched = Some((step, self.job.data.train.state()));
         }
+        metrics.data_ms = Some(reads.elapsed().as_secs_f32() * 1e3);
         let scalars = tokens.scalars(self.job.settings, step);
         if let Some(note) = nothing_counts(step, &scalars, tokens.targets()) {
             self.job.observer.note(&note);

@@ -4,13 +4,16 @@
 //! ```text
 //! mod.rs    the folder, and what is new in it    tail.rs   the log as it grows, and is cut back
 //! table.rs  the log by columns                   curve.rs  a column as it is drawn: smoothed and thinned
+//! loads.rs  the loads of experts over the steps
 //! ```
 
 mod curve;
+mod loads;
 mod table;
 mod tail;
 
 pub use curve::{Column, Drawn, SMOOTHING};
+pub use loads::Loads;
 pub use table::{Quantity, Sparse, Table};
 
 use self::tail::Tail;

@@ -1,6 +1,7 @@
 //! The numbers of a log, by column.
 
 use super::curve::Column;
+use super::loads::Loads;
 use crate::run::metrics::{Ended, Graded, Metrics};
 use crate::session::LayerRouting;
 
@@ -111,6 +112,8 @@ pub struct Table {
     pub grad_norm: Vec<f32>,
     /// Milliseconds.
     pub ms: Vec<f32>,
+    /// Milliseconds of them in which tokens were read.
+    pub data_ms: Vec<f32>,
     /// Tokens per second.
     pub tokens_per_s: Vec<f32>,
     /// Tokens of the step; 0 where the log does not say.
@@ -129,6 +132,8 @@ pub struct Table {
     pub spikes: Sparse,
     /// The last reading of the routers.
     pub router: Vec<LayerRouting>,
+    /// All readings of the routers, as means over some steps.
+    pub loads: Loads,
     /// Why the run ended before its last step.
     pub ended: Option<Ended>,
 }
@@ -145,6 +150,7 @@ impl Table {
         self.lr.push(metrics.lr);
         self.grad_norm.push(metrics.grad_norm.unwrap_or(f32::NAN));
         self.ms.push(metrics.ms);
+        self.data_ms.push(metrics.data_ms.unwrap_or(f32::NAN));
         self.tokens_per_s.push(metrics.tokens_per_s);
         self.tokens.push(metrics.tokens.map_or(0, |tokens| u32::try_from(tokens).unwrap_or(u32::MAX)));
         self.val.extend(metrics.val_loss.map(|loss| (step, loss)));
@@ -159,6 +165,7 @@ impl Table {
         if !metrics.router.is_empty() {
             let busiest = metrics.router.iter().map(LayerRouting::busiest).fold(f32::NAN, f32::max);
             self.busiest.push((step, busiest));
+            self.loads.push(step, &metrics.router);
             self.router = metrics.router;
         }
         self.val.extend(metrics.ended.map(|ended| (step + 1, ended.val_loss)));
@@ -169,9 +176,14 @@ impl Table {
         let keep = self.steps.partition_point(|&at| at < step);
         self.steps.truncate(keep);
         self.tokens.truncate(keep);
-        for column in
-            [&mut self.loss, &mut self.lr, &mut self.grad_norm, &mut self.ms, &mut self.tokens_per_s]
-        {
+        for column in [
+            &mut self.loss,
+            &mut self.lr,
+            &mut self.grad_norm,
+            &mut self.ms,
+            &mut self.data_ms,
+            &mut self.tokens_per_s,
+        ] {
             column.truncate(keep);
         }
         for sparse in [&mut self.val, &mut self.busiest, &mut self.reward_accuracy, &mut self.spikes] {
@@ -179,6 +191,7 @@ impl Table {
         }
         self.evals.truncate(self.evals.partition_point(|(at, _)| *at < step));
         self.bad.truncate(self.bad.partition_point(|at| *at < step));
+        self.loads.forget_from(step);
     }
 
     /// Adds the steps of a later part of the same log.
@@ -192,6 +205,7 @@ impl Table {
         self.lr.append(&mut other.lr);
         self.grad_norm.append(&mut other.grad_norm);
         self.ms.append(&mut other.ms);
+        self.data_ms.append(&mut other.data_ms);
         self.tokens_per_s.append(&mut other.tokens_per_s);
         self.tokens.append(&mut other.tokens);
         self.val.append(&mut other.val);
@@ -200,6 +214,7 @@ impl Table {
         self.evals.append(&mut other.evals);
         self.bad.append(&mut other.bad);
         self.spikes.append(&mut other.spikes);
+        self.loads.append(other.loads);
         if !other.router.is_empty() {
             self.router = other.router;
         }
@@ -246,6 +261,16 @@ impl Table {
     /// Seconds that the logged steps took together.
     pub fn seconds(&self) -> f64 {
         self.ms.iter().filter(|ms| ms.is_finite()).map(|&ms| f64::from(ms)).sum::<f64>() / 1e3
+    }
+
+    /// The share of the time of the newest steps, at most this many, in which tokens were read; `None` where the log does not say.
+    pub fn data_share(&self, steps: usize) -> Option<f64> {
+        let newest = self.ms.len().saturating_sub(steps)..self.ms.len();
+        let both = self.ms[newest.clone()].iter().zip(&self.data_ms[newest]);
+        let [all, data] = both
+            .filter(|(ms, data)| ms.is_finite() && data.is_finite())
+            .fold([0.0; 2], |[all, sum], (&ms, &data)| [all + f64::from(ms), sum + f64::from(data)]);
+        (all > 0.0).then(|| data / all)
     }
 
     /// Tokens of the logged steps together; of logs that do not count them, from speed and time.

@@ -13,6 +13,7 @@ fn step(step: u64) -> Metrics {
         lr: 1e-3,
         grad_norm,
         ms,
+        data_ms: Some(ms / 50.0),
         tokens: Some(512),
         tokens_per_s: 512e3 / ms,
         ..Metrics::default()
@@ -109,13 +110,16 @@ fn a_run_folder_says_who_it_is_and_how_long_it_takes() {
     let top = tempfile::tempdir().unwrap();
     let path = top.path().join("run");
     let mut folder = RunFolder::create(&path, "steps = 300\nbatch = 4\n", false).unwrap();
-    (0..200).for_each(|i| folder.log(&Metrics { ms: 50.0, ..step(i) }).unwrap());
+    let data_ms = |i| (i >= 50).then_some(5.0); // logs of earlier versions do not say
+    (0..200).for_each(|i| folder.log(&Metrics { ms: 50.0, data_ms: data_ms(i), ..step(i) }).unwrap());
     folder.sample(100, "Ivy was").unwrap();
     let mut view = RunView::open(&path).unwrap();
     assert_eq!((view.setting("steps"), view.made(), view.eta()), (Some(300), 200, Some(5.0)));
     assert_eq!(view.sample(0), Some((100, "Ivy was".to_owned())));
     assert!(view.sample(1).is_none() && !view.is_complete());
     assert_eq!((view.table.seconds(), view.table.all_tokens()), (10.0, 200.0 * 512.0));
+    assert_eq!((view.table.data_share(100), view.table.data_share(usize::MAX)), (Some(0.1), Some(0.1)));
+    assert_eq!(Table::default().data_share(100), None);
     if cfg!(target_os = "linux") {
         assert_eq!(view.life, Life::Process(std::process::id()));
         drop(folder);
