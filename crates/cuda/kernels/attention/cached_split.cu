@@ -220,15 +220,9 @@ KERNEL CLUSTERED __launch_bounds__(THREADS, PARTS == 1 && STORES ? 3 : 2)
     __syncthreads();
     const u32 c = threadIdx.x;
     Piece piece = {LOWEST, 0.0f, 0.0f};
-    if (c < HEAD_DIM) {  // the largest score first, so that warps do not wait for each other's exponentials
+    if (c < HEAD_DIM) {
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) piece.top = fmaxf(piece.top, tops[w]);
-#pragma unroll
-        for (int w = 0; w < WARPS; w++) {
-            const float factor = expf(tops[w] - piece.top);
-            piece.sum = __fmaf_rn(totals[w], factor, piece.sum);
-            piece.value = __fmaf_rn(columns[w][c], factor, piece.value);
-        }
+        for (int w = 0; w < WARPS; w++) piece.add(tops[w], totals[w], columns[w][c]);
     }
 #if CLUSTER > 1 && __CUDA_ARCH__ >= 900
     if (active > 1 && !join(piece, split, active, c)) return;

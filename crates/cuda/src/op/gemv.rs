@@ -46,7 +46,7 @@ struct Shape {
 
 impl Shape {
     /// `None` if there are too many rows, or if they are too long or not a multiple of a vector. `paced` if the device copies by
-    /// itself: then in groups, unless the weight is large.
+    /// itself: then in groups, for one row and unless the weight is large.
     fn choose(act: DType, [rows, width, outs]: [usize; 3], paced: bool) -> Option<Self> {
         let bytes = width * act.size();
         let takes = (1..=MOST_ROWS).contains(&rows) && outs > 0;
@@ -59,7 +59,8 @@ impl Shape {
         while each > 1 && outs.div_ceil(each) < LEAST_BLOCKS {
             each /= 2;
         }
-        let groups = if paced && outs * bytes < LARGE { (each * bytes).div_ceil(GROUP_BYTES) } else { 1 };
+        let groups =
+            if paced && rows == 1 && outs * bytes < LARGE { (each * bytes).div_ceil(GROUP_BYTES) } else { 1 };
         Some(Self { act, width, rows, outs: each, groups })
     }
 
