@@ -130,7 +130,7 @@ mod tests {
     fn reading(step: u64) -> Vec<LayerRouting> {
         // two experts a token: loads sum to 2; the first layer drifts, the second alternates
         let drift = step as f32 / 1e4;
-        let other = if step % 2 == 0 { [1.5, 0.5] } else { [0.5, 1.5] };
+        let other = if step.is_multiple_of(2) { [1.5, 0.5] } else { [0.5, 1.5] };
         [[1.0 - drift, 1.0 + drift], other]
             .map(|load| LayerRouting { load: load.to_vec(), entropy: 0.5, aux: 0.1 })
             .into()
