@@ -186,6 +186,7 @@ def test_mixtures_of_experts_have_a_call_of_their_own(moe_bundle: Path):
     parts = {part["name"]: part for part in report["parts"]}
     assert all(part["status"] == "ok" for part in parts.values())
     verified = {f"verify-moe-{name}-{dtype}" for name in MOE_KEYS for dtype in ("f32", "bf16")}
+    verified |= {"verify-moe-all-fp8", "verify-moe-large-fp8"}
     assert {name for name in parts if name.startswith("verify-moe-")} == verified
     for name in ("f32", "bf16", "all16"):
         assert parts[f"check-moe-{name}-loss"]["figure"] == "passed: loss 6.9097 to 1.0903 in 300 steps"
