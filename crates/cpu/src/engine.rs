@@ -206,11 +206,18 @@ impl Engine for CpuEngine {
             apart: program.continues(),
             scalars,
         };
-        program.nodes()[ops].iter().try_for_each(|node| {
-            op::run(&mut ctx, &node.op)?;
+        let mut nodes = program.nodes()[ops].iter().peekable();
+        while let Some(node) = nodes.next() {
+            if let Some(next) = nodes.peek()
+                && op::run_joined(&mut ctx, [&node.op, &next.op])?
+            {
+                nodes.next();
+            } else {
+                op::run(&mut ctx, &node.op)?;
+            }
             ctx.ranks.gets_on();
-            Ok(())
-        })
+        }
+        Ok(())
     }
 
     /// Leaves it to the host to say what is wrong with logits that are no distribution, and to apply top-k and top-p together.

@@ -177,9 +177,18 @@ pub fn totals<T: Elem, const IN: usize, const OUT: usize, const W: usize>(
             }
             first += W;
         }
+        // Half of the lanes at once where there are so many: rows of 16 elements are nothing else.
+        let mut lane = 0;
+        if end - first >= W / 2 {
+            for i in 0..W / 2 {
+                // SAFETY: as above.
+                unsafe { add_element(&x, first + i, &mut lanes, i, &add) };
+            }
+            (first, lane) = (first + W / 2, W / 2);
+        }
         for i in 0..end - first {
-            // SAFETY: as above.
-            unsafe { add_element(&x, first + i, &mut lanes, i, &add) };
+            // SAFETY: as above; fewer than W / 2 are left after the first half.
+            unsafe { add_element(&x, first + i, &mut lanes, lane + i, &add) };
         }
         for k in 0..OUT {
             // The compiler must not see that the tree adds pairs: it would add in pairs from the start, two lanes at a time.

@@ -1,11 +1,11 @@
-//! One product cut into blocks of c, each computed by one task on its own: no operand is packed before, no barrier.
+//! One product cut into blocks of c, each computed by one task on its own. At most a small b is packed before ([`packs`]).
 //!
 //! order  as [`gemm`](super::gemm): how a product is cut changes no bit, so it may depend on the threads.
 
-use super::local::PACKED_ROWS;
+use super::local::{Given, PACKED_ROWS, local};
 use super::plan::{KC, slice_len};
 use super::workspace::LocalScratch;
-use super::{Gemm, MatMut, MatRef, gemm_local, gemv};
+use super::{Gemm, MatMut, MatRef, gemv, narrow};
 use crate::isa::Isa;
 use std::ops::Range;
 
@@ -19,13 +19,18 @@ const MOST_ROWS: usize = 256;
 
 /// Whether blocks are faster than a shared packed operand: b is small.
 pub(super) fn fits(g: &Gemm<'_>) -> bool {
-    slice_len(g.k) * g.n * size_of::<f32>() <= STAY_BYTES
+    narrow::fits(g) || slice_len(g.k) * g.n * size_of::<f32>() <= STAY_BYTES
+}
+
+/// Whether b is worth packing before the blocks, all of it: its columns are contiguous, and every block reads it.
+pub(super) fn packs(g: &Gemm<'_>) -> bool {
+    g.b.cs != 1 && g.m > 0 && g.n > 0 && g.k > 0 && fits(g) && !narrow::fits(g) && !gemv::fits(g)
 }
 
 /// Floats of scratch that a block needs for its rows of a, and for a panel of b, where k is at most this.
 pub(super) fn scratch_len(k: usize) -> [usize; 2] {
     let kc = k.next_multiple_of(8).min(KC);
-    [PACKED_ROWS * kc, super::MAX_NR * kc]
+    [(PACKED_ROWS * kc).max(narrow::SCRATCH), super::MAX_NR * kc]
 }
 
 /// How c is cut.
@@ -35,13 +40,19 @@ pub(super) enum Cut {
     Rows(usize),
     /// Into so many columns at a time.
     Columns(usize),
+    /// Along the wider of a and b, so many of its columns at a time ([`narrow`]).
+    Wide(usize),
 }
 
 impl Cut {
-    /// For a product that is one of several, of `rows` together.
-    pub(super) fn new(g: &Gemm<'_>, rows: usize, threads: usize) -> Self {
-        let packs_b = g.b.cs != 1;
-        if gemv::fits(g) || (packs_b && g.n >= 2 * COLUMNS) || g.m < ROWS.min(g.n) {
+    /// For a product that is one of several, of `rows` together; with b `packed` or as it is.
+    pub(super) fn new(g: &Gemm<'_>, rows: usize, threads: usize, packed: bool) -> Self {
+        let packs_b = g.b.cs != 1 && !packed;
+        if narrow::fits(g) {
+            Self::Wide(narrow::size(g.m.max(g.n), threads))
+        } else if packed {
+            Self::Rows(ROWS)
+        } else if gemv::fits(g) || (packs_b && g.n >= 2 * COLUMNS) || g.m < ROWS.min(g.n) {
             Self::Columns(COLUMNS) // each block packs its own part of b, if any
         } else if packs_b {
             Self::Rows((rows / (4 * threads)).next_multiple_of(8).clamp(ROWS, MOST_ROWS))
@@ -55,6 +66,7 @@ impl Cut {
             _ if g.m == 0 || g.n == 0 => 0,
             Self::Rows(size) => g.m.div_ceil(size),
             Self::Columns(size) => g.n.div_ceil(size),
+            Self::Wide(size) => g.m.max(g.n).div_ceil(size),
         }
     }
 
@@ -64,10 +76,12 @@ impl Cut {
         match self {
             Self::Rows(size) => (cut(size, g.m), 0..g.n),
             Self::Columns(size) => (0..g.m, cut(size, g.n)),
+            Self::Wide(size) if g.n > g.m => (0..g.m, cut(size, g.n)),
+            Self::Wide(size) => (cut(size, g.m), 0..g.n),
         }
     }
 
-    /// Computes block `index` on the calling thread.
+    /// Computes block `index` on the calling thread; `packed` is b, if it was packed before. Returns the rows and columns.
     ///
     /// # Safety
     /// As [`gemm`](super::gemm); `index` is below [`Cut::blocks`].
@@ -75,9 +89,16 @@ impl Cut {
         self,
         g: &Gemm<'_>,
         index: usize,
-        (isa, scratch, worker): (Isa, &mut LocalScratch, usize),
-    ) {
+        packed: Option<*const f32>,
+        (isa, scratch): (Isa, &mut LocalScratch),
+    ) -> (Range<usize>, Range<usize>) {
         let (rows, columns) = self.part(g, index);
+        if matches!(self, Self::Wide(_)) {
+            let part = if g.n > g.m { columns.clone() } else { rows.clone() };
+            // SAFETY: guaranteed by the caller; `narrow::fits` was asked.
+            unsafe { narrow::run(g, part, (isa, scratch)) };
+            return (rows, columns);
+        }
         // SAFETY: the block is not empty and inside c; the rest is guaranteed by the caller.
         unsafe {
             let a = MatRef { ptr: g.a.ptr.add(rows.start * g.a.rs), ..g.a };
@@ -87,9 +108,9 @@ impl Cut {
             if gemv::fits(g) && g.k > 0 {
                 gemv::columns(isa, &block, 0..block.n);
             } else {
-                gemm_local(scratch, isa, &block);
+                local(scratch, isa, &block, Given { packed, streams: true });
             }
         }
-        g.finish(rows, columns, worker);
+        (rows, columns)
     }
 }

@@ -2,19 +2,27 @@
 //!
 //! Products with a large operand b that keep all threads busy are computed like any other, one after the other. All
 //! others are cut into blocks of c, and the blocks of all of them are the tasks of one run: many small experts fill the
-//! cores too.
+//! cores too. Small operands b whose columns are contiguous are packed before, all of them, so that a block is whole rows of c, which the
+//! caller may go on with while they are in a cache.
 //!
 //! order  as [`gemm`]: which way a product takes changes no bit, so it may depend on the threads.
 
 use super::blocks::{self, Cut};
+use super::local::{pack_right, packed_len};
 use super::plan::{SharedPtr, reserve_most};
-use super::workspace::Workspace;
+use super::workspace::{Ends, Workspace};
 use super::{Gemm, gemm, gemv, kernels};
 use crate::isa::Isa;
 use crate::team::{TaskPanic, Team};
+use std::ops::Range;
 
 /// Multiply-adds for each thread from which on a product is cut up among all threads.
 const SHARE: usize = 1 << 21;
+/// Floats of right operands that are packed before the blocks, at most; where there are more, each block packs what it needs.
+const PACKED: usize = 1 << 20;
+
+/// Rows finished at a time where blocks are not rows.
+const FINISHED: usize = 16;
 
 /// Products without epilogues.
 #[derive(Clone, Copy)]
@@ -26,6 +34,9 @@ pub struct Group<'a> {
     pub most: [usize; 3],
     /// The product of a number below `count`; the same whenever it is asked for.
     pub product: &'a (dyn Fn(usize) -> Gemm<'static> + Sync),
+    /// Called with the number of a product and some of its rows once these are final, while they are in a cache if that can be;
+    /// every row is in one call. It may change these rows of c.
+    pub finish: Option<&'a (dyn Fn(usize, Range<usize>) + Sync)>,
 }
 
 /// Computes all products of a group with all threads of `team`.
@@ -41,41 +52,66 @@ pub unsafe fn gemm_grouped(
     isa: Isa,
     group: &Group<'_>,
 ) -> Result<(), TaskPanic> {
-    let Group { count, most, product } = *group;
+    let Group { count, most, product, finish } = *group;
     let share = SHARE.saturating_mul(team.threads());
     let work = |[m, n, k]: [usize; 3]| m.saturating_mul(n).saturating_mul(k);
     let is_large = |g: &Gemm<'_>| !gemv::fits(g) && !blocks::fits(g) && work([g.m, g.n, g.k]) >= share;
-    let cut = |g: &Gemm<'_>| Cut::new(g, most[0], team.threads());
     if work(most) >= share {
         reserve_most(ws, kernels(isa), team.threads(), most);
     }
-    let mut total = 0;
+    let packed = |g: &Gemm<'_>| if blocks::packs(g) { packed_len(kernels(isa), g) } else { (0, 0) };
+    let packs = (0..count).map(|i| packed(&product(i)).1).sum::<usize>() <= PACKED;
+    let packed = |g: &Gemm<'_>| if packs { packed(g) } else { (0, 0) };
+    let cut = |g: &Gemm<'_>| Cut::new(g, most[0], team.threads(), packed(g).0 > 0);
+    let mut total = Ends::default();
     ws.ends.clear();
     for i in 0..count {
         let g = product(i);
         if !is_large(&g) {
-            total += cut(&g).blocks(&g);
+            let (panels, floats) = packed(&g);
+            total.blocks += cut(&g).blocks(&g);
+            total.panels += panels;
+            total.floats += floats;
         }
         ws.ends.push(total);
     }
+    ws.shared.reserve(total.floats);
     ws.reserve_local(team.threads(), blocks::scratch_len(most[2]));
-    // Each worker uses its own.
-    let workers = SharedPtr(ws.workers.as_mut_ptr());
+    // Each worker uses its own; the panels are written to by one task each.
+    let (workers, panels) = (SharedPtr(ws.workers.as_mut_ptr()), SharedPtr(ws.shared.as_mut_ptr()));
     let ends = &ws.ends[..];
-    team.run(total, &|task, worker| {
-        let i = ends.partition_point(|&end| end <= task);
-        let g = product(i);
-        let before = if i == 0 { 0 } else { ends[i - 1] };
+    let before = |i: usize| if i == 0 { Ends::default() } else { ends[i - 1] };
+    team.run(total.panels, &|task, _| {
+        let i = ends.partition_point(|end| end.panels <= task);
+        // SAFETY: guaranteed by the caller; task - before is below the number of panels of this product.
+        unsafe {
+            let dst = { panels }.0.add(before(i).floats);
+            pack_right(kernels(isa), &product(i), task - before(i).panels, dst);
+        }
+    })?;
+    // Whether blocks are whole rows, and so are finished as they are computed.
+    let by_rows = |g: &Gemm<'_>| !is_large(g) && matches!(cut(g), Cut::Rows(_));
+    team.run(total.blocks, &|task, worker| {
+        let i = ends.partition_point(|end| end.blocks <= task);
+        let (g, before) = (product(i), before(i));
         // SAFETY: guaranteed by the caller; task - before is below the number of blocks of this product; tasks have disjoint
         // blocks of disjoint results; worker < threads, and no other task has this worker number.
-        unsafe {
+        let (rows, _) = unsafe {
             let scratch = &mut (*{ workers }.0.add(worker)).local;
-            cut(&g).run(&g, task - before, (isa, scratch, worker));
+            let packed = (packed(&g).0 > 0).then(|| { panels }.0.add(before.floats).cast_const());
+            cut(&g).run(&g, task - before.blocks, packed, (isa, scratch))
+        };
+        if let Some(finish) = finish.filter(|_| by_rows(&g)) {
+            finish(i, rows);
         }
     })?;
     for g in (0..count).map(product).filter(is_large) {
         // SAFETY: guaranteed by the caller.
         unsafe { gemm(team, ws, isa, &g) }?;
+    }
+    let Some(finish) = finish else { return Ok(()) };
+    for (i, g) in (0..count).map(|i| (i, product(i))).filter(|(_, g)| !by_rows(g)) {
+        team.chunks(g.m, FINISHED, |rows, _| finish(i, rows))?;
     }
     Ok(())
 }
@@ -118,8 +154,12 @@ mod tests {
                     unsafe {
                         match threads {
                             Some(_) => {
-                                let group =
-                                    Group { count: sizes.len(), most: [rows, n, k], product: &product };
+                                let group = Group {
+                                    count: sizes.len(),
+                                    most: [rows, n, k],
+                                    product: &product,
+                                    finish: None,
+                                };
                                 gemm_grouped(&team, &mut ws, isa, &group).unwrap();
                             }
                             None => {

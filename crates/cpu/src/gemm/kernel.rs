@@ -12,9 +12,10 @@ use super::queries::{ScoreKernel, WeightedKernel};
 /// One tile of work. `a` is `MR` rows, `b` is `NV` vectors wide.
 pub(super) struct Tile {
     pub k: usize,
-    /// a[i, p] at `a + i * a_rs + p * a_cs`. A packed panel has `a_rs` 1 and `a_cs` the kernel's `MR`.
+    /// a[i, p] at `a + a_rows[i] + p * a_cs`; in a packed panel at `a + i + p * MR`. A list of rows, because from a stride the compiler
+    /// computes addresses by a chain of dependent additions: twice as slow for narrow tiles.
     pub a: *const f32,
-    pub a_rs: usize,
+    pub a_rows: [usize; MAX_MR],
     pub a_cs: usize,
     /// b[p, j] at `b + p * b_rs + j`.
     pub b: *const f32,
@@ -31,6 +32,43 @@ pub(super) struct Tile {
     pub accumulate: bool,
     /// [`Kernels::fetches`] addresses to bring into the cache meanwhile, three lines each; used by full packed tiles only.
     pub fetch: *const *const f32,
+    /// What to bring into the cache meanwhile; used by tiles that are not packed.
+    pub ahead: Ahead,
+}
+
+/// Lines that a tile asks for while it computes: a line of each of [`AHEAD_ROWS`] rows at each address of a list.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    pub list: *const *const f32,
+    pub count: usize,
+    /// From one row to the next, in floats.
+    pub rs: usize,
+    /// Steps of k from one line to the next; the tile has `AHEAD_ROWS * steps * count` of them at least.
+    pub steps: usize,
+}
+
+/// Rows of an address of [`Ahead`].
+pub(super) const AHEAD_ROWS: usize = 8;
+
+impl Ahead {
+    pub const NOTHING: Self = Self { list: std::ptr::null(), count: 0, rs: 0, steps: 1 };
+
+    /// Everything in `list`, or as much of it as a tile of `k` steps has time for.
+    pub fn new(list: &[*const f32], rs: usize, k: usize) -> Self {
+        let count = list.len().min(k / AHEAD_ROWS);
+        if count == 0 {
+            return Self::NOTHING;
+        }
+        Self { list: list.as_ptr(), count, rs, steps: k / (AHEAD_ROWS * count) }
+    }
+}
+
+/// The most rows of a tile that is not packed.
+pub(super) const MAX_MR: usize = 8;
+
+/// Where rows begin that are `rs` apart.
+pub(super) fn rows_apart(rs: usize) -> [usize; MAX_MR] {
+    std::array::from_fn(|i| i * rs)
 }
 
 /// Floats in a cache line.
@@ -146,14 +184,29 @@ pub(super) trait Simd: Copy {
 /// `t.last` columns) and `t.k` steps.
 #[inline(always)]
 pub(super) unsafe fn micro<S: Simd, const MR: usize, const NV: usize, const PACKED: bool>(t: &Tile) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        if PACKED || t.last == S::LANES {
+            micro_of::<S, MR, NV, PACKED, true>(t);
+        } else {
+            micro_of::<S, MR, NV, PACKED, false>(t);
+        }
+    }
+}
+
+/// With `WHOLE`, all lanes of the last vector of b can be read: a masked load takes one of the two ports that multiply-adds need.
+///
+/// # Safety
+/// As [`micro`].
+#[inline(always)]
+unsafe fn micro_of<S: Simd, const MR: usize, const NV: usize, const PACKED: bool, const WHOLE: bool>(
+    t: &Tile,
+) {
     // SAFETY: guaranteed by the caller; the last vector is masked to `t.last` columns unless b is a full panel.
     unsafe {
-        let (a_rs, a_cs, b_rs) = if PACKED { (1, S::MR, S::NR) } else { (t.a_rs, t.a_cs, t.b_rs) };
-        // If the stride is a constant, the compiler computes row addresses by a chain of dependent additions: twice as
-        // slow for narrow tiles.
+        let (a_cs, b_rs) = if PACKED { (S::MR, S::NR) } else { (t.a_cs, t.b_rs) };
         let mut rows = [0; MR];
-        (0..MR).for_each(|i| rows[i] = i * a_rs);
-        let rows = if PACKED { rows } else { std::hint::black_box(rows) };
+        (0..MR).for_each(|i| rows[i] = if PACKED { i } else { t.a_rows[i] });
         let mask = S::mask(t.last);
         let mut acc = [[S::splat(0.0); NV]; MR];
         let (mut a, mut b, mut k) = (t.a, t.b, t.k);
@@ -164,7 +217,11 @@ pub(super) unsafe fn micro<S: Simd, const MR: usize, const NV: usize, const PACK
                 for j in 0..NV - 1 {
                     row[j] = S::load(b.add(j * S::LANES));
                 }
-                row[NV - 1] = S::load_masked(b.add((NV - 1) * S::LANES), mask);
+                row[NV - 1] = if WHOLE {
+                    S::load(b.add((NV - 1) * S::LANES))
+                } else {
+                    S::load_masked(b.add((NV - 1) * S::LANES), mask)
+                };
                 for i in 0..MR {
                     let x = S::splat(*a.add(rows[i]));
                     for j in 0..NV {
@@ -208,6 +265,20 @@ pub(super) unsafe fn micro<S: Simd, const MR: usize, const NV: usize, const PACK
                 }
                 fetch = fetch.add(1);
             }
+        }
+        if !PACKED {
+            let Ahead { list, count, rs, steps } = t.ahead;
+            for unit in 0..count {
+                let mut line = *list.add(unit);
+                for _ in 0..AHEAD_ROWS {
+                    S::prefetch(line);
+                    line = line.wrapping_add(rs);
+                    for _ in 0..steps {
+                        step!();
+                    }
+                }
+            }
+            k -= count * AHEAD_ROWS * steps;
         }
         while k > 0 {
             k -= 1;

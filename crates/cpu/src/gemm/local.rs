@@ -1,17 +1,17 @@
 //! Small products on one thread, for use inside a task: a is read in place unless its rows are scattered far, b if its
 //! rows are contiguous.
 
-use super::kernel::{Packing, Tile};
-use super::plan::slice_len;
+use super::kernel::{Ahead, Kernels, LINE, Packing, Tile, rows_apart};
+use super::plan::{KC, slice_len};
 use super::workspace::LocalScratch;
-use super::{Beta, Gemm, kernels};
-use crate::isa::Isa;
+use super::{Beta, Gemm, MatMut, MatRef, kernels};
+use crate::isa::{Isa, IsaKind};
 
-/// TileRows of a packed at a time: they stay in the second-level cache.
+/// Rows of a packed at a time: they stay in the second-level cache.
 pub(super) const PACKED_ROWS: usize = 64;
 /// Floats between two steps from which on they are far apart, and columns that make packing pay.
 const FAR: usize = 128;
-const WIDE: usize = 32;
+const WIDE: usize = 96;
 
 /// Computes `g` on the calling thread; the epilogue is called once, as worker 0.
 ///
@@ -20,6 +20,53 @@ const WIDE: usize = 32;
 /// # Safety
 /// As [`gemm`](super::gemm).
 pub unsafe fn gemm_local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>) {
+    // SAFETY: guaranteed by the caller.
+    unsafe { local(scratch, isa, g, Given { packed: None, streams: false }) };
+}
+
+/// What [`local`] may rely on.
+#[derive(Clone, Copy)]
+pub(super) struct Given {
+    /// All of b in panels, as [`pack_right`] leaves them.
+    pub packed: Option<*const f32>,
+    /// Rows of a come from memory, so they are fetched a tile ahead.
+    pub streams: bool,
+}
+
+/// Columns of a panel, all of equal numbers of vectors: 64 becomes 32 + 32 rather than 48 + 16.
+pub(super) fn panel_width(kernels: &Kernels, n: usize) -> usize {
+    let vectors = n.div_ceil(kernels.lanes);
+    let panels = vectors.div_ceil(kernels.nr / kernels.lanes);
+    vectors.div_ceil(panels.max(1)) * kernels.lanes
+}
+
+/// Panels of b, and floats of all of them.
+pub(super) fn packed_len(kernels: &Kernels, g: &Gemm<'_>) -> (usize, usize) {
+    let (panels, kc) = (g.n.div_ceil(panel_width(kernels, g.n).max(1)), slice_len(g.k));
+    (panels, g.k.div_ceil(kc.max(1)) * panels * kc * kernels.nr)
+}
+
+/// Packs panel number `panel` of b, all slices of it, to where [`local`] looks for it.
+///
+/// # Safety
+/// b is readable; `dst` is good for the floats of [`packed_len`], and nobody else uses this panel of it.
+pub(super) unsafe fn pack_right(kernels: &Kernels, g: &Gemm<'_>, panel: usize, dst: *mut f32) {
+    let (width, kc) = (panel_width(kernels, g.n), slice_len(g.k));
+    let panels = g.n.div_ceil(width);
+    for (slice, k0) in (0..g.k).step_by(kc).enumerate() {
+        // SAFETY: the panel and the slice are inside b and, packed, inside `dst`.
+        unsafe {
+            let src = g.b.ptr.add(k0 * g.b.rs + panel * width * g.b.cs);
+            let dst = dst.add((slice * panels + panel) * kc * kernels.nr);
+            let (count, k) = (width.min(g.n - panel * width), kc.min(g.k - k0));
+            (kernels.pack_b)(&Packing { src, s_w: g.b.cs, s_k: g.b.rs, count, k, dst });
+        }
+    }
+}
+
+/// # Safety
+/// As [`gemm`](super::gemm); what is given is there.
+pub(super) unsafe fn local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>, given: Given) {
     if g.m == 0 || g.n == 0 {
         return;
     }
@@ -27,21 +74,24 @@ pub unsafe fn gemm_local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>) {
         // SAFETY: guaranteed by the caller.
         return unsafe { g.no_steps(0) };
     }
+    if turns(isa, g) && given.packed.is_none() {
+        // SAFETY: guaranteed by the caller.
+        return unsafe { turned(scratch, isa, g) };
+    }
     let kernels = kernels(isa);
-    // Columns in panels of equal numbers of vectors: 64 becomes 32 + 32 rather than 48 + 16.
-    let vectors = g.n.div_ceil(kernels.lanes);
-    let panels = vectors.div_ceil(kernels.nr / kernels.lanes);
-    let width = vectors.div_ceil(panels) * kernels.lanes;
+    let width = panel_width(kernels, g.n);
+    let panels = g.n.div_ceil(width);
     let kc = slice_len(g.k);
     let packs_a = scatters(g);
-    if g.b.cs != 1 {
+    let mut list = [std::ptr::null(); KC.div_ceil(LINE)];
+    if g.b.cs != 1 && given.packed.is_none() {
         scratch.packed.reserve(kc * kernels.nr);
     }
     if packs_a {
         scratch.packed_a.reserve(kc * PACKED_ROWS);
     }
     let chunk = if packs_a { PACKED_ROWS } else { g.m };
-    for k0 in (0..g.k).step_by(kc) {
+    for (slice, k0) in (0..g.k).step_by(kc).enumerate() {
         let k = kc.min(g.k - k0);
         for first in (0..g.m).step_by(chunk) {
             let rows = first..g.m.min(first + chunk);
@@ -64,12 +114,14 @@ pub unsafe fn gemm_local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>) {
                     TileRows { ptr: a, rs: g.a.rs, cs: g.a.cs, tile: kernels.mr * g.a.rs }
                 }
             };
-            for column in (0..g.n).step_by(width) {
+            for (panel, column) in (0..g.n).step_by(width).enumerate() {
                 let columns = width.min(g.n - column);
                 // SAFETY: element (k0, column) is inside b; the scratch holds one panel of k steps.
                 let (b, b_rs) = unsafe {
                     let b = g.b.ptr.add(k0 * g.b.rs + column * g.b.cs);
-                    if g.b.cs == 1 {
+                    if let Some(packed) = given.packed {
+                        (packed.add((slice * panels + panel) * kc * kernels.nr), kernels.nr)
+                    } else if g.b.cs == 1 {
                         (b, g.b.rs)
                     } else {
                         let packed = scratch.packed.as_mut_ptr();
@@ -83,7 +135,7 @@ pub unsafe fn gemm_local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>) {
                 let mut tile = Tile {
                     k,
                     a: a.ptr,
-                    a_rs: a.rs,
+                    a_rows: rows_apart(a.rs),
                     a_cs: a.cs,
                     b,
                     b_rs,
@@ -96,21 +148,67 @@ pub unsafe fn gemm_local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>) {
                     alpha: g.alpha,
                     accumulate: g.beta == Beta::Accumulate || k0 > 0,
                     fetch: std::ptr::null(),
+                    ahead: Ahead::NOTHING,
                 };
+                let fetches = given.streams && panel == 0 && a.cs == 1;
                 // A tile of this size takes some hundred cycles: from one to the next only what changes is written.
                 let full = kernels.strided[kernels.mr - 1][vectors - 1];
                 for _ in 0..rows.len() / kernels.mr {
+                    if fetches {
+                        let lines = &mut list[..k.div_ceil(LINE)];
+                        for (i, line) in lines.iter_mut().enumerate() {
+                            *line = tile.a.wrapping_add(a.tile + i * LINE);
+                        }
+                        tile.ahead = Ahead::new(lines, a.rs, k);
+                    }
                     // SAFETY: the kernel of the size of the tile, of an `Isa` this machine has.
                     unsafe { full(&tile) };
                     tile.a = tile.a.wrapping_add(a.tile);
                     tile.c = tile.c.wrapping_add(kernels.mr * g.c.rs);
                 }
-                tile.rows = rows.len() % kernels.mr;
+                (tile.rows, tile.ahead) = (rows.len() % kernels.mr, Ahead::NOTHING);
                 if tile.rows > 0 {
                     // SAFETY: as above.
                     unsafe { (kernels.strided[tile.rows - 1][vectors - 1])(&tile) };
                 }
             }
+        }
+    }
+    g.finish(0..g.m, 0..g.n, 0);
+}
+
+/// Whether c is computed transposed: it has few columns and many rows, and the columns of a are contiguous, so that a is read as whole
+/// vectors and a tile has several of them. Few columns make tiles that wait for their loads.
+fn turns(isa: Isa, g: &Gemm<'_>) -> bool {
+    cfg!(target_arch = "x86_64")
+        && isa.kind() == IsaKind::Avx512
+        && g.n <= TURNED
+        && g.m >= 2 * TURNED
+        && g.m <= MOST_TURNED
+        && g.a.rs == 1
+        && g.b.cs == 1
+}
+
+/// Columns of a c that is computed transposed, at most, and its rows.
+const TURNED: usize = 16;
+const MOST_TURNED: usize = 64;
+
+/// A slice of k at a time: the transposed sums, then c (+)= alpha sums, as a tile does it.
+///
+/// # Safety
+/// As [`gemm`](super::gemm), and [`turns`].
+unsafe fn turned(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>) {
+    let mut sums = [0.0_f32; TURNED * MOST_TURNED];
+    let kc = slice_len(g.k);
+    for k0 in (0..g.k).step_by(kc) {
+        // SAFETY: step k0 is inside both operands; the sums are as long as the product.
+        unsafe {
+            let a = MatRef { ptr: g.b.ptr.add(k0 * g.b.rs), ..g.b }.transposed();
+            let b = MatRef { ptr: g.a.ptr.add(k0 * g.a.cs), ..g.a }.transposed();
+            let c = MatMut { ptr: sums.as_mut_ptr(), rs: g.m };
+            gemm_local(scratch, isa, &Gemm::new((g.n, g.m, kc.min(g.k - k0)), a, b, c));
+            #[cfg(target_arch = "x86_64")]
+            super::x86::add_transposed(&sums, g, g.beta == Beta::Accumulate || k0 > 0);
         }
     }
     g.finish(0..g.m, 0..g.n, 0);

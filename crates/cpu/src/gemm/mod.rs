@@ -2,12 +2,12 @@
 //!
 //! The larger of a and b is cut into blocks, one task each; a task packs its block, a slice of k at a time, into
 //! memory of its worker (second-level cache) and multiplies it with the other operand, which all tasks share and
-//! which was packed before, in parallel. Where b is small a task computes a block of c by itself. Nothing is allocated
-//! once the [`Workspace`] has grown.
+//! which was packed before, in parallel. Where b is small a task computes a block of c by itself (`blocks`), and where many rows of a
+//! narrow matrix and a wide one are summed nothing is packed (`narrow`). Nothing is allocated once the [`Workspace`] has grown.
 //!
-//! order  k is cut into slices by its length alone; inside a slice each element is one chain of multiply-adds, and
-//! the slices are added to c in order. So the bits depend neither on the threads nor on the tiles. Few rows have another order
-//! (`gemv`), and weights that no longer change are packed once (`panels`).
+//! order  k is cut into slices by its length, and by whether the product is `narrow`; inside a slice each element is one chain of
+//! multiply-adds, and the slices are added to c in order. So the bits depend neither on the threads nor on the tiles. Few rows have
+//! another order (`gemv`), and weights that no longer change are packed once (`panels`).
 
 mod blocks;
 mod dots;
@@ -15,6 +15,7 @@ mod gemv;
 mod grouped;
 mod kernel;
 mod local;
+mod narrow;
 mod pack;
 mod panels;
 mod plan;
@@ -183,6 +184,11 @@ impl<'a> Gemm<'a> {
             && self.m.min(self.n).min(self.k) >= LEAST_ROUNDED
     }
 
+    fn without_epilogue(&self) -> Gemm<'static> {
+        let &Self { m, n, k, a, b, c, beta, alpha, operands, rows, .. } = self;
+        Gemm { m, n, k, a, b, c, beta, alpha, epilogue: None, operands, rows }
+    }
+
     fn finish(&self, rows: Range<usize>, columns: Range<usize>, worker: usize) {
         if let Some(epilogue) = self.epilogue {
             epilogue(rows, columns, worker);
@@ -265,8 +271,10 @@ pub unsafe fn gemm(team: &Team, ws: &mut Workspace, isa: Isa, g: &Gemm<'_>) -> R
     }
     // With an epilogue every block would be read and written once more: GPT-2's forward products took a fifth longer.
     if blocks::fits(g) && g.epilogue.is_none() {
+        let product = |_| g.without_epilogue();
+        let group = Group { count: 1, most: [g.m, g.n, g.k], product: &product, finish: None };
         // SAFETY: guaranteed by the caller.
-        return unsafe { in_blocks(team, ws, isa, g) };
+        return unsafe { gemm_grouped(team, ws, isa, &group) };
     }
     // SAFETY: guaranteed by the caller; m, n and k are not zero.
     unsafe { plan::Plan::new(g, kernels(isa), team.threads()).run(team, ws) }
@@ -281,17 +289,4 @@ pub(crate) unsafe fn gemm_dots(isa: Isa, g: &Gemm<'_>) {
     assert!(g.a.cs == 1 && g.b.rs == 1 && g.k > 0, "operands of dot products are not contiguous");
     // SAFETY: guaranteed by the caller.
     unsafe { gemv::columns(isa, g, 0..g.n) };
-}
-
-/// # Safety
-/// As [`gemm`].
-unsafe fn in_blocks(team: &Team, ws: &mut Workspace, isa: Isa, g: &Gemm<'_>) -> Result<(), TaskPanic> {
-    let cut = blocks::Cut::new(g, g.m, team.threads());
-    ws.reserve_local(team.threads(), blocks::scratch_len(g.k));
-    // Each worker uses its own.
-    let workers = plan::SharedPtr(ws.workers.as_mut_ptr());
-    team.run(cut.blocks(g), &|task, worker| {
-        // SAFETY: guaranteed by the caller; tasks have disjoint blocks; worker < threads, and no other task has this number.
-        unsafe { cut.run(g, task, (isa, &mut (*{ workers }.0.add(worker)).local, worker)) };
-    })
 }

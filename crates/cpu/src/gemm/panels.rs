@@ -258,10 +258,27 @@ unsafe fn put<S: Simd>(t: &PanelTile, sum: S, c: *mut f32, mask: S::Mask) {
 /// # Safety
 /// The machine has the instructions of `S`; the tile is good for so many rows and panels.
 #[inline(always)]
-#[allow(clippy::needless_range_loop)] // lanes are numbered
 pub(super) unsafe fn rows_by_panels<S: Simd, const MR: usize, const NV: usize>(t: &PanelTile) {
     // SAFETY: guaranteed by the caller.
     unsafe {
+        if t.last == S::LANES {
+            rows_by::<S, MR, NV, true>(t);
+        } else {
+            rows_by::<S, MR, NV, false>(t);
+        }
+    }
+}
+
+/// With `WHOLE`, the last panel is as wide as the others.
+///
+/// # Safety
+/// As [`rows_by_panels`].
+#[inline(always)]
+#[allow(clippy::needless_range_loop)] // lanes are numbered
+unsafe fn rows_by<S: Simd, const MR: usize, const NV: usize, const WHOLE: bool>(t: &PanelTile) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let last = if WHOLE { S::LANES } else { t.last };
         // The compiler must not compute the addresses of rows by a chain of additions.
         let mut rows = [0; MR];
         (0..MR).for_each(|i| rows[i] = i * t.a_rs);
@@ -271,17 +288,24 @@ pub(super) unsafe fn rows_by_panels<S: Simd, const MR: usize, const NV: usize>(t
         let (mut a, mut k) = (t.a, t.k);
         let mut b = [t.b; NV];
         for j in 0..NV {
-            let width = if j < NV - 1 { S::LANES } else { t.last };
+            let width = if j < NV - 1 { S::LANES } else { last };
             b[j] = t.b.wrapping_add(j * t.panel + t.k0 * width);
         }
-        let (mut ahead, mut due) = (t.ahead.at, 0);
+        let (mut ahead, mut due, mut line) = (t.ahead.at, 0, 0);
+        // Where the lines of a panel's parts are, from `ahead` on.
+        let lines: [[usize; CUTS]; NV] =
+            std::array::from_fn(|j| std::array::from_fn(|cut| j * t.panel + cut * t.ahead.cut));
         macro_rules! step {
             ($at:expr) => {
                 let mut row = [S::splat(0.0); NV];
                 for j in 0..NV - 1 {
                     row[j] = S::load(b[j].add($at * S::LANES));
                 }
-                row[NV - 1] = S::load_masked(b[NV - 1].add($at * t.last), mask);
+                row[NV - 1] = if WHOLE {
+                    S::load(b[NV - 1].add($at * S::LANES))
+                } else {
+                    S::load_masked(b[NV - 1].add($at * last), mask)
+                };
                 for i in 0..MR {
                     let x = S::splat(*a.add(rows[i] + $at));
                     for j in 0..NV {
@@ -293,19 +317,21 @@ pub(super) unsafe fn rows_by_panels<S: Simd, const MR: usize, const NV: usize>(t
                 a = a.wrapping_add($steps);
                 k -= $steps;
                 for j in 0..NV {
-                    b[j] = b[j].wrapping_add($steps * if j < NV - 1 { S::LANES } else { t.last });
+                    b[j] = b[j].wrapping_add($steps * if j < NV - 1 { S::LANES } else { last });
                 }
             };
         }
         while k >= UNROLLED {
-            // As many lines as the tile itself reads in these steps, shared by the tiles of all rows.
+            // As many lines as the tile itself reads in these steps, shared by the tiles of all rows. Not many at once: they take the
+            // line buffers the tile needs.
             due += UNROLLED * NV * S::LANES / LINE;
-            while due >= t.ahead.share.saturating_mul(NV * CUTS) {
-                due -= t.ahead.share * NV * CUTS;
-                for i in 0..NV * CUTS {
-                    S::prefetch(ahead.wrapping_add(i / CUTS * t.panel + i % CUTS * t.ahead.cut));
+            while due >= t.ahead.share {
+                due -= t.ahead.share;
+                S::prefetch(ahead.wrapping_add(lines.as_flattened()[line]));
+                line += 1;
+                if line == NV * CUTS {
+                    (line, ahead) = (0, ahead.wrapping_add(LINE));
                 }
-                ahead = ahead.wrapping_add(LINE);
             }
             step!(0);
             step!(1);

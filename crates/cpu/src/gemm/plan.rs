@@ -1,8 +1,8 @@
 //! How one product is cut into slices, panels and tasks, and the tasks.
 
-use super::kernel::{FETCH, Kernels, Pack, Packing, Tile};
+use super::kernel::{Ahead, FETCH, Kernels, Pack, Packing, Tile, rows_apart};
 use super::workspace::{WorkerScratch, Workspace};
-use super::{Beta, Gemm};
+use super::{Beta, Gemm, narrow};
 use crate::team::{TaskPanic, Team};
 use std::ops::Range;
 
@@ -20,6 +20,11 @@ const MAX_BLOCK: [usize; 3] = [2, 4, 8];
 /// Length of a slice of k; the last slice may be shorter. It decides the order of summation, so it depends on k only.
 pub(super) fn slice_len(k: usize) -> usize {
     k.div_ceil(k.div_ceil(KC).max(1)).next_multiple_of(8)
+}
+
+/// That of a product, by its sizes and strides.
+pub(super) fn slice_of(g: &Gemm<'_>) -> usize {
+    if narrow::fits(g) { narrow::SLICE } else { slice_len(g.k) }
 }
 
 /// Makes room for any product of at most this size, whatever its sizes turn out to be.
@@ -138,7 +143,7 @@ impl<'a> Plan<'a> {
         };
         let stream_b = g.n >= g.m;
         let (shared, streamed) = if stream_b { (a, b) } else { (b, a) };
-        let kc = slice_len(g.k);
+        let kc = slice_of(g);
         let slice_bytes = shared.panels() * shared.width * kernels.room(kc) * size_of::<f32>();
         let phase = (SHARED_BYTES / slice_bytes).max(1);
         // About four tasks a thread even out what the threads do besides.
@@ -303,7 +308,7 @@ impl<'a> Plan<'a> {
         let tile = Tile {
             k: steps.len(),
             a: a.1,
-            a_rs: 1,
+            a_rows: rows_apart(1),
             a_cs: kernels.mr,
             b: b.1,
             b_rs: kernels.nr,
@@ -316,6 +321,7 @@ impl<'a> Plan<'a> {
             alpha: self.g.alpha,
             accumulate: self.g.beta == Beta::Accumulate || steps.start > 0,
             fetch,
+            ahead: Ahead::NOTHING,
         };
         // SAFETY: the kernel of the size of the tile, of an `Isa` this machine has.
         unsafe { (kernels.packed(rows, vectors))(&tile) };

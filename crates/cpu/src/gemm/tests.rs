@@ -340,6 +340,25 @@ fn sets_with_fma_give_the_same_bits() {
     }
 }
 
+/// Some sets compute a result of few columns transposed.
+#[test]
+fn a_transposed_result_has_the_same_bits() {
+    let mut scratch = LocalScratch::new();
+    for size in [(61, 13, 500), (64, 16, 256), (33, 1, 31)] {
+        for (beta, alpha) in [(Beta::Overwrite, 1.0), (Beta::Accumulate, 0.3)] {
+            let layouts = (Layout::Columns, Layout::Rows);
+            let case = Case { size, layouts, beta, alpha, operands: Operands::F32 };
+            let mut bits = isas().filter(|&isa| isa != Isa::PORTABLE).map(|isa| {
+                // SAFETY: the matrices of `product` have these sizes and strides.
+                let (c, _) = product(&case, |g| unsafe { gemm_local(&mut scratch, isa, g) });
+                c.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            });
+            let first = bits.next();
+            assert!(bits.all(|bits| Some(&bits) == first.as_ref()), "{size:?} {beta:?}");
+        }
+    }
+}
+
 #[test]
 fn epilogue_sees_each_final_element_once() {
     for threads in [1, 3] {

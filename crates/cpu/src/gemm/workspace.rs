@@ -9,8 +9,19 @@ use crate::buffer::Buffer;
 pub struct Workspace {
     pub(super) shared: Buffer,
     pub(super) workers: Vec<WorkerScratch>,
-    /// How many tasks a group of products has up to each of them.
-    pub(super) ends: Vec<usize>,
+    /// How many tasks a group of products has up to each of them, how many of packing, and floats packed before it.
+    pub(super) ends: Vec<Ends>,
+}
+
+/// Of one product of a group and all before it.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Ends {
+    /// Blocks.
+    pub(super) blocks: usize,
+    /// Panels of right operands that are packed before the blocks.
+    pub(super) panels: usize,
+    /// Floats of these panels.
+    pub(super) floats: usize,
 }
 
 /// What one worker needs.

@@ -3,6 +3,7 @@
 // Lanes are numbered: an index says more than an iterator here.
 #![allow(clippy::needless_range_loop)]
 
+use super::Gemm;
 use super::dots::{DotKernels, DotTile, JOINED, LANES, dots};
 use super::kernel::{Kernels, Packing, Simd, Tile, kernels, micro};
 use super::pack::pack;
@@ -269,6 +270,31 @@ pub(super) fn transpose(r: [__m512; 16]) -> [__m512; 16] {
         out[12 + t] = _mm512_shuffle_f32x4::<0xdd>(b, d);
     }
     out
+}
+
+/// c = or += alpha sums, where `sums` has a row of m for each of at most 16 columns of c.
+///
+/// # Safety
+/// The machine has the instructions; c is writable.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+pub(super) unsafe fn add_transposed(sums: &[f32], g: &Gemm<'_>, accumulate: bool) {
+    let (alpha, mask) = (_mm512_set1_ps(g.alpha), (0xffff_u32 >> (16 - g.n)) as __mmask16);
+    for first in (0..g.m).step_by(16) {
+        let rows = 16.min(g.m - first);
+        // SAFETY: n rows of `rows` floats are inside the sums, as many rows of n inside c.
+        unsafe {
+            let block = transpose(rows_of::<16>(sums.as_ptr().add(first), g.m, g.n, rows));
+            for (i, sum) in block.into_iter().enumerate().take(rows) {
+                let c = g.c.ptr.add((first + i) * g.c.rs);
+                let new = if accumulate {
+                    _mm512_fmadd_ps(sum, alpha, _mm512_maskz_loadu_ps(mask, c))
+                } else {
+                    _mm512_mul_ps(sum, alpha)
+                };
+                _mm512_mask_storeu_ps(c, mask, new);
+            }
+        }
+    }
 }
 
 #[inline]

@@ -6,7 +6,7 @@ use crate::memory::Span;
 use ironhorse_core::Result;
 use std::ops::Range;
 
-/// Columns a task handles.
+/// Columns a task handles, at most.
 const COLS: usize = 64;
 /// Rows summed in one accumulator before it is added to the total: keeps rounding low over many rows.
 const BLOCK: usize = 32;
@@ -19,7 +19,9 @@ pub fn column_sums<const N: usize>(
     adds: bool,
     tally: impl Fn(usize, Range<usize>, [&mut [f32]; N]) + Sync,
 ) -> Result<()> {
-    ctx.chunks(sums[0].len(), COLS, |cols, _| {
+    // The columns of a small model are two tasks at least.
+    let size = if sums[0].len() <= COLS { COLS / 2 } else { COLS };
+    ctx.chunks(sums[0].len(), size, |cols, _| {
         let n = cols.len();
         let mut totals = [[0.0_f32; COLS]; N];
         for first in (0..rows).step_by(BLOCK) {

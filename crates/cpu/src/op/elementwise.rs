@@ -1,6 +1,7 @@
 //! Activations, SwiGLU, addition and dropout.
 
 use super::Ctx;
+use crate::isa::Isa;
 use crate::kernel::dropout::dropout_row;
 use crate::kernel::elementwise::{binary, geglu, geglu_bwd, swiglu_bwd as swiglu_bwd_row, unary, unary_bwd};
 use crate::kernel::tasks::pieces;
@@ -42,28 +43,50 @@ fn halves(x: Span<f32>, row: usize, width: usize) -> [Span<f32>; 2] {
 pub fn swiglu_fwd(ctx: &mut Ctx<'_>, op: &SwigluFwd) -> Result<()> {
     let (out, inp) = (ctx.f32(op.out)?, ctx.f32(op.inp)?);
     let (isa, width) = (ctx.isa, op.out.shape.cols());
-    ctx.rows(op.out.shape.rows(), width, |row| {
-        let (from, out) = (halves(inp, row, width), out.row(row, width));
-        match op.gate {
-            Gate::Silu => binary(isa, BinaryFn::Swiglu, from, out),
-            Gate::Gelu => geglu(isa, from, out),
-        }
-    })
+    ctx.rows(op.out.shape.rows(), width, |row| swiglu_row(isa, op.gate, (inp, out), [row, width]))
+}
+
+/// One row of the activation, from its gate and its up.
+pub(super) fn swiglu_row(isa: Isa, gate: Gate, (inp, out): (Span<f32>, Span<f32>), [row, width]: [usize; 2]) {
+    let (from, out) = (halves(inp, row, width), out.row(row, width));
+    match gate {
+        Gate::Silu => binary(isa, BinaryFn::Swiglu, from, out),
+        Gate::Gelu => geglu(isa, from, out),
+    }
 }
 
 pub fn swiglu_bwd(ctx: &mut Ctx<'_>, op: &SwigluBwd) -> Result<()> {
-    let (d_inp, d_out, inp) = (ctx.f32(op.d_inp)?, ctx.f32(op.d_out)?, ctx.f32(op.inp)?);
-    let (isa, width) = (ctx.isa, op.d_out.shape.cols());
-    let act = match op.act {
-        Some(slot) => ctx.f32(slot)?,
-        None => Span::none(d_out.len()),
-    };
-    ctx.rows(op.d_out.shape.rows(), width, |row| {
-        let ([gate, up], [d_gate, d_up]) = (halves(inp, row, width), halves(d_inp, row, width));
-        let (from, to) = ([d_out.row(row, width), gate, up], [d_gate, d_up, act.row(row, width)]);
-        match op.gate {
+    let (rows, isa) = (SwigluRows::new(ctx, op)?, ctx.isa);
+    ctx.rows(op.d_out.shape.rows(), rows.width, |row| rows.backward(isa, row))
+}
+
+/// The windows of a backward.
+pub(super) struct SwigluRows {
+    d_inp: Span<f32>,
+    act: Span<f32>,
+    d_out: Span<f32>,
+    inp: Span<f32>,
+    width: usize,
+    gate: Gate,
+}
+
+impl SwigluRows {
+    pub fn new(ctx: &Ctx<'_>, op: &SwigluBwd) -> Result<Self> {
+        let (d_inp, d_out, inp) = (ctx.f32(op.d_inp)?, ctx.f32(op.d_out)?, ctx.f32(op.inp)?);
+        let act = match op.act {
+            Some(slot) => ctx.f32(slot)?,
+            None => Span::none(d_out.len()),
+        };
+        Ok(Self { d_inp, act, d_out, inp, width: op.d_out.shape.cols(), gate: op.gate })
+    }
+
+    pub fn backward(&self, isa: Isa, row: usize) {
+        let &Self { width, .. } = self;
+        let ([gate, up], [d_gate, d_up]) = (halves(self.inp, row, width), halves(self.d_inp, row, width));
+        let (from, to) = ([self.d_out.row(row, width), gate, up], [d_gate, d_up, self.act.row(row, width)]);
+        match self.gate {
             Gate::Silu => swiglu_bwd_row(isa, from, to),
             Gate::Gelu => geglu_bwd(isa, from, to),
         }
-    })
+    }
 }

@@ -1,12 +1,12 @@
 //! Linear layers of many experts, on the GEMM.
 
-use super::elementwise::swiglu_fwd;
+use super::elementwise::{SwigluRows, swiglu_row};
 use super::{Ctx, engine_error};
 use crate::gemm::{Beta, Gemm, Group, MatMut, MatRef, gemm_grouped};
 use crate::memory::Span;
 use ironhorse_core::op::{
     Gate, GroupedFp8, GroupedFp8BwdWeight, GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd,
-    SwigluFwd,
+    SwigluBwd,
 };
 use ironhorse_core::{Error, Result, Slot};
 use std::ops::Range;
@@ -56,7 +56,7 @@ unsafe fn products(
     most: [usize; 3],
     product: &(dyn Fn(usize) -> Gemm<'static> + Sync),
 ) -> Result<()> {
-    let group = Group { count: groups.experts(), most, product };
+    let group = Group { count: groups.experts(), most, product, finish: None };
     // SAFETY: passed on to the caller.
     unsafe { gemm_grouped(ctx.team, ctx.workspace, ctx.isa, &group) }.map_err(engine_error)
 }
@@ -73,15 +73,27 @@ pub fn grouped_linear_fwd(ctx: &mut Ctx<'_>, op: &GroupedLinearFwd) -> Result<()
         Gemm::new((rows.len(), oc, ic), rows_from(inp, rows.start, ic), b, c).rows_apart(apart)
     };
     let most = [op.inp.shape.rows(), oc, ic];
-    // SAFETY: shapes and aliasing were checked by `Op::check`; the rows of the experts are inside the slots and disjoint.
-    unsafe { products(ctx, &groups, most, &product) }?;
-    match op.act {
-        Some(act) => swiglu_fwd(ctx, &SwigluFwd { out: act, inp: op.out, gate: Gate::Silu }),
-        None => Ok(()),
-    }
+    let Some(act) = op.act else {
+        // SAFETY: shapes and aliasing were checked by `Op::check`; the rows of the experts are inside the slots and disjoint.
+        return unsafe { products(ctx, &groups, most, &product) };
+    };
+    let (act, isa) = (ctx.f32(act)?, ctx.isa);
+    let finish = |expert: usize, rows: Range<usize>| {
+        let first = groups.rows(expert).start;
+        (first + rows.start..first + rows.end)
+            .for_each(|row| swiglu_row(isa, Gate::Silu, (out, act), [row, oc / 2]));
+    };
+    let group = Group { count: groups.experts(), most, product: &product, finish: Some(&finish) };
+    // SAFETY: as above; rows of `act` are written by the task that computed those of `out`.
+    unsafe { gemm_grouped(ctx.team, ctx.workspace, ctx.isa, &group) }.map_err(engine_error)
 }
 
-pub fn grouped_linear_bwd_input(ctx: &mut Ctx<'_>, op: &GroupedLinearBwdInput) -> Result<()> {
+/// With the backward of an activation whose gradient `d_inp` is, a row as soon as it is there.
+pub fn grouped_linear_bwd_input(
+    ctx: &mut Ctx<'_>,
+    op: &GroupedLinearBwdInput,
+    then: Option<&SwigluBwd>,
+) -> Result<()> {
     let (d_inp, d_out, weight) = (ctx.f32(op.d_inp)?, ctx.f32(op.d_out)?, ctx.f32(op.weight)?);
     let (ic, oc) = (op.d_inp.shape.cols(), op.d_out.shape.cols());
     let groups = Groups::new(ctx, op.offsets, op.d_inp.shape.rows())?;
@@ -92,8 +104,18 @@ pub fn grouped_linear_bwd_input(ctx: &mut Ctx<'_>, op: &GroupedLinearBwdInput) -
         Gemm::new((rows.len(), ic, oc), rows_from(d_out, rows.start, oc), b, c)
     };
     let most = [op.d_inp.shape.rows(), ic, oc];
-    // SAFETY: as in `grouped_linear_fwd`.
-    unsafe { products(ctx, &groups, most, &product) }
+    let Some(then) = then else {
+        // SAFETY: as in `grouped_linear_fwd`.
+        return unsafe { products(ctx, &groups, most, &product) };
+    };
+    let (rows, isa) = (SwigluRows::new(ctx, then)?, ctx.isa);
+    let finish = |expert: usize, part: Range<usize>| {
+        let first = groups.rows(expert).start;
+        (first + part.start..first + part.end).for_each(|row| rows.backward(isa, row));
+    };
+    let group = Group { count: groups.experts(), most, product: &product, finish: Some(&finish) };
+    // SAFETY: as above; a row of the activation's gradients is read and written by the task that computed this row of `d_inp`.
+    unsafe { gemm_grouped(ctx.team, ctx.workspace, ctx.isa, &group) }.map_err(engine_error)
 }
 
 pub fn grouped_linear_bwd_weight(ctx: &mut Ctx<'_>, op: &GroupedLinearBwdWeight) -> Result<()> {

@@ -196,6 +196,22 @@ pub fn engine_error(error: impl std::fmt::Display) -> Error {
     Error::DeviceLost { engine: "cpu", what: error.to_string() }
 }
 
+/// Runs an op and the next one together where that is faster: rows of the first are used by the second while they are in a cache. The
+/// bits are those of one after the other. Returns whether it did.
+pub fn run_joined(ctx: &mut Ctx<'_>, ops: [&Op; 2]) -> Result<bool> {
+    match ops {
+        // What the second writes is in use before the first: nothing that the first reads can be in its place.
+        [Op::GroupedLinearBwdInput(first), Op::SwigluBwd(second)]
+            if first.d_inp == second.d_out
+                && second.d_inp == second.inp
+                && second.act.is_none_or(|act| act == second.d_out) =>
+        {
+            grouped::grouped_linear_bwd_input(ctx, first, Some(second)).map(|()| true)
+        }
+        _ => Ok(false),
+    }
+}
+
 /// Runs one op.
 pub fn run(ctx: &mut Ctx<'_>, op: &Op) -> Result<()> {
     match op {
@@ -239,7 +255,7 @@ pub fn run(ctx: &mut Ctx<'_>, op: &Op) -> Result<()> {
         Op::Combine(op) => routing::combine(ctx, op),
         Op::CombineBwd(op) => routing::combine_bwd(ctx, op),
         Op::GroupedLinearFwd(op) => grouped::grouped_linear_fwd(ctx, op),
-        Op::GroupedLinearBwdInput(op) => grouped::grouped_linear_bwd_input(ctx, op),
+        Op::GroupedLinearBwdInput(op) => grouped::grouped_linear_bwd_input(ctx, op, None),
         Op::GroupedLinearBwdWeight(op) => grouped::grouped_linear_bwd_weight(ctx, op),
         Op::GroupedLoraFwd(op) => grouped_lora::grouped_lora_fwd(ctx, op),
         Op::GroupedLoraBwdHidden(op) => grouped_lora::grouped_lora_bwd_hidden(ctx, op),

@@ -1,0 +1,182 @@
+//! Products that sum over many rows of a narrow matrix and of a wide one: the gradients of weights of small models.
+//!
+//! Nothing is packed: a step of a tile is a row of the wide matrix, of which it takes one cache line, and a row of the narrow one.
+//! A slice of k is short, so that its part of the wide matrix stays in the second-level cache and its part of the narrow one in the
+//! first; while it is multiplied the next slice is fetched. A tile has its rows along the wide matrix, so where that is b the
+//! result is computed transposed.
+//!
+//! order  as [`gemm`](super::gemm), with slices of [`SLICE`] steps.
+
+use super::kernel::{AHEAD_ROWS, Ahead, LINE, Tile, rows_apart};
+use super::local::panel_width;
+use super::workspace::LocalScratch;
+use super::{Beta, Gemm, MatMut, MatRef, gemv, kernels};
+use crate::isa::Isa;
+use std::ops::Range;
+
+/// Steps of a slice of k.
+pub(super) const SLICE: usize = 128;
+/// Columns of the narrow matrix, at most.
+const NARROW: usize = 64;
+/// Columns of the wide matrix in a task, from and to.
+const LEAST: usize = 32;
+const MOST: usize = 128;
+/// Addresses to fetch for a slice, at most.
+const UNITS: usize = SLICE / AHEAD_ROWS * MOST / LINE;
+
+/// Whether a product is computed in this order.
+pub(super) fn fits(g: &Gemm<'_>) -> bool {
+    let rows = g.a.rs == 1 && g.b.cs == 1;
+    rows && g.m.min(g.n) <= NARROW && g.k > SLICE && !g.is_rounded() && !gemv::fits(g)
+}
+
+/// Floats of scratch that a task needs.
+pub(super) const SCRATCH: usize = MOST * NARROW;
+
+/// The wide matrix, transposed, the narrow one, and whether the result is transposed.
+fn sides(g: &Gemm<'_>) -> (MatRef, MatRef, bool) {
+    if g.n > g.m { (g.b.transposed(), g.a.transposed(), true) } else { (g.a, g.b, false) }
+}
+
+/// Columns of the wide matrix in a task, of a product that is one of several, of `columns` together.
+pub(super) fn size(columns: usize, threads: usize) -> usize {
+    (columns / (2 * threads)).next_multiple_of(LINE).clamp(LEAST, MOST)
+}
+
+/// Computes some columns of the wide matrix times the narrow one, on the calling thread.
+///
+/// # Safety
+/// As [`gemm`](super::gemm) for these rows, or columns, of c; [`fits`]; there are at most [`MOST`].
+pub(super) unsafe fn run(g: &Gemm<'_>, part: Range<usize>, (isa, scratch): (Isa, &mut LocalScratch)) {
+    let (wide, narrow, transposed) = sides(g);
+    let n = g.m.min(g.n);
+    // SAFETY: the part is inside the matrix.
+    let a = unsafe { wide.ptr.add(part.start) };
+    let c = if transposed {
+        scratch.packed_a.reserve(SCRATCH);
+        let c = MatMut { ptr: scratch.packed_a.as_mut_ptr(), rs: n };
+        if g.beta == Beta::Accumulate {
+            // SAFETY: these columns of c are this task's, and the scratch is long enough.
+            unsafe {
+                exchange(n, &part, |row, column| {
+                    *c.ptr.add(column * n + row) = *at(g, row, part.start + column)
+                })
+            };
+        }
+        c
+    } else {
+        // SAFETY: the part is inside c.
+        MatMut { ptr: unsafe { g.c.ptr.add(part.start * g.c.rs) }, rs: g.c.rs }
+    };
+    let mut list = [std::ptr::null(); UNITS];
+    for k0 in (0..g.k).step_by(SLICE) {
+        let k = SLICE.min(g.k - k0);
+        let next = g.k.min(k0 + 2 * SLICE).saturating_sub(k0 + SLICE);
+        let units = fetches(a.wrapping_add((k0 + SLICE) * wide.cs), (next, wide.cs), part.len(), &mut list);
+        // SAFETY: step k0 is inside both matrices.
+        let (a, b) = unsafe { (a.add(k0 * wide.cs), narrow.ptr.add(k0 * narrow.rs)) };
+        let slice = Slice {
+            k,
+            a,
+            a_cs: wide.cs,
+            b,
+            b_rs: narrow.rs,
+            c,
+            columns: n,
+            accumulate: k0 > 0 || g.beta == Beta::Accumulate,
+        };
+        // SAFETY: the slice is inside both matrices, and this part of c is this task's.
+        unsafe { slice.run(isa, part.len(), g.alpha, &list[..units]) };
+    }
+    if transposed {
+        // SAFETY: as above.
+        unsafe {
+            exchange(n, &part, |row, column| *at(g, row, part.start + column) = *c.ptr.add(column * n + row))
+        };
+    }
+}
+
+/// Element (row, column) of c.
+///
+/// # Safety
+/// It is inside c.
+unsafe fn at(g: &Gemm<'_>, row: usize, column: usize) -> *mut f32 {
+    // SAFETY: guaranteed by the caller.
+    unsafe { g.c.ptr.add(row * g.c.rs + column) }
+}
+
+/// Calls `f(row, column)` for rows of c and columns counted from the first of the part.
+unsafe fn exchange(rows: usize, part: &Range<usize>, f: impl Fn(usize, usize)) {
+    for row in 0..rows {
+        (0..part.len()).for_each(|column| f(row, column));
+    }
+}
+
+/// The addresses that cover `columns` columns of the next slice, whose first row is at `from`. Returns how many there are.
+fn fetches(
+    from: *const f32,
+    (steps, cs): (usize, usize),
+    columns: usize,
+    list: &mut [*const f32; UNITS],
+) -> usize {
+    let mut count = 0;
+    for row in (0..steps).step_by(AHEAD_ROWS) {
+        for column in (0..columns).step_by(LINE) {
+            list[count] = from.wrapping_add(row * cs + column);
+            count += 1;
+        }
+    }
+    count
+}
+
+/// A slice of k of a task.
+struct Slice {
+    k: usize,
+    a: *const f32,
+    a_cs: usize,
+    b: *const f32,
+    b_rs: usize,
+    c: MatMut,
+    columns: usize,
+    accumulate: bool,
+}
+
+impl Slice {
+    /// Multiplies `rows` rows of a; `list` is what to fetch meanwhile, by all tiles together.
+    ///
+    /// # Safety
+    /// The operands are readable, and c is the caller's alone.
+    unsafe fn run(&self, isa: Isa, rows: usize, alpha: f32, list: &[*const f32]) {
+        let kernels = kernels(isa);
+        let width = panel_width(kernels, self.columns);
+        let each = list.len().div_ceil(rows.div_ceil(kernels.mr) * self.columns.div_ceil(width)).max(1);
+        let mut units = list.chunks(each);
+        for row in (0..rows).step_by(kernels.mr) {
+            for column in (0..self.columns).step_by(width) {
+                let (height, columns) = (kernels.mr.min(rows - row), width.min(self.columns - column));
+                let vectors = columns.div_ceil(kernels.lanes);
+                // SAFETY: the tile is inside the operands and c.
+                unsafe {
+                    let tile = Tile {
+                        k: self.k,
+                        a: self.a.add(row),
+                        a_rows: rows_apart(1),
+                        a_cs: self.a_cs,
+                        b: self.b.add(column),
+                        b_rs: self.b_rs,
+                        c: self.c.ptr.add(row * self.c.rs + column),
+                        c_rs: self.c.rs,
+                        rows: height,
+                        columns,
+                        last: columns - (vectors - 1) * kernels.lanes,
+                        alpha,
+                        accumulate: self.accumulate,
+                        fetch: std::ptr::null(),
+                        ahead: Ahead::new(units.next().unwrap_or(&[]), self.a_cs, self.k),
+                    };
+                    (kernels.strided[height - 1][vectors - 1])(&tile);
+                }
+            }
+        }
+    }
+}
