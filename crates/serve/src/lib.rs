@@ -9,6 +9,7 @@ mod answers;
 pub mod api;
 mod bodies;
 pub mod error;
+pub mod exercise;
 pub mod http;
 mod metrics;
 mod model;

@@ -12,6 +12,8 @@ pub const MOST_TEXTS: usize = 128;
 /// The most stop strings, and the most bytes of one.
 const MOST_STOPS: usize = 16;
 const STOP_BYTES: usize = 1024;
+/// The most bytes of a client's text that an error repeats.
+const SHOWN: usize = 60;
 /// The most alternatives of a token.
 const MOST_TOP: u64 = 20;
 
@@ -117,15 +119,18 @@ impl Keys {
     }
 }
 
+/// As much of a client's text as an error repeats.
+fn shown(mut text: String) -> String {
+    if text.len() > SHOWN {
+        text.truncate(text.floor_char_boundary(SHOWN - '…'.len_utf8()));
+        text.push('…');
+    }
+    text
+}
+
 /// The error of a value that is none of what is expected.
 fn wrong(name: &str, found: &Value, expected: &str) -> ApiError {
-    let mut found = found.to_string();
-    if found.len() > 60 {
-        let cut = (0..=57).rev().find(|&at| found.is_char_boundary(at)).unwrap_or(0);
-        found.truncate(cut);
-        found.push('…');
-    }
-    ApiError::param(name, format!("`{name}` is {found}, expected {expected}"))
+    ApiError::param(name, format!("`{name}` is {}, expected {expected}", shown(found.to_string())))
 }
 
 impl Asked {
@@ -178,11 +183,12 @@ impl Asked {
             if value.is_null() || HARMLESS.contains(&key.as_str()) {
                 continue;
             }
+            let name = shown(key.clone());
             match asks_for_nothing(key, value) {
                 Some(true) => {}
-                Some(false) => return Err(ApiError::param(key, format!("`{key}` is not supported"))),
+                Some(false) => return Err(ApiError::param(&name, format!("`{name}` is not supported"))),
                 None => {
-                    return Err(ApiError::param(key, format!("`{key}` is not a parameter that is known")));
+                    return Err(ApiError::param(&name, format!("`{name}` is not a parameter that is known")));
                 }
             }
         }
@@ -203,7 +209,7 @@ fn check_model(keys: &mut Keys, model: &str) -> Result<()> {
 
 /// The error of a model that is not served.
 pub fn no_model(name: &str, served: &str) -> ApiError {
-    let message = format!("the model `{name}` is not served here; `{served}` is");
+    let message = format!("the model `{}` is not served here; `{served}` is", shown(name.to_owned()));
     let param = Some("model".to_owned());
     ApiError { status: StatusCode::NOT_FOUND, message, param, code: Some("model_not_found") }
 }
@@ -364,6 +370,22 @@ mod tests {
             [json!([]), json!(3), json!([[]]), json!([-1]), json!({}), json!([1, "a"]), json!([1e20])]
         {
             assert_eq!(message(json!({"prompt": wrong}), false).1.as_deref(), Some("prompt"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn errors_repeat_little_of_what_a_client_sent() {
+        let long = "é".repeat(5000);
+        for body in [
+            json!({"prompt": "a", "model": long}),
+            json!({"prompt": "a", "temperature": long}),
+            json!({"prompt": "a", &long: 1}),
+        ] {
+            let (said, param) = message(body, false);
+            assert!(
+                said.contains('…') && said.len() < 200 && param.is_some_and(|name| name.len() <= SHOWN),
+                "{said}"
+            );
         }
     }
 

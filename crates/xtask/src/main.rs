@@ -85,7 +85,7 @@ const COMMANDS: [Command; 9] = [
     },
     Command {
         name: "fuzz",
-        summary: "the fuzz targets of fuzz/, one per file reader",
+        summary: "the fuzz targets of fuzz/, one per reader of a file or a request",
         help: tools::FUZZ_HELP,
         run: tools::fuzz,
     },

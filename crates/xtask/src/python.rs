@@ -21,7 +21,8 @@ Usage: cargo xtask setup [--packages]
 
   --packages   only the packages, without the wheel of this package
 
-Says if there is no Chromium, without which the tests of pages are skipped (Debian, Ubuntu: apt install chromium).
+Says if there is no Chromium or no tmux, without which the tests of pages or of `watch` in a terminal are skipped
+(Debian, Ubuntu: apt install chromium tmux).
 
 The environment variable PYTHON names the interpreter to use [default: python3]. It must be 3.10 or newer.
 The first download is large (PyTorch). To start over, delete .venv.";
@@ -76,9 +77,16 @@ const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "c
 
 /// Creates or updates the environment, without this package.
 pub fn setup(repo: &Repo) -> Result<()> {
-    if !BROWSERS.iter().any(|name| output_of(Command::new(name).arg("--version")).is_some()) {
+    let found =
+        |names: &[&str], flag| names.iter().any(|name| output_of(Command::new(name).arg(flag)).is_some());
+    if !found(&BROWSERS, "--version") {
         out::line(
             "there is no Chromium: the tests of pages are skipped (Debian, Ubuntu: apt install chromium)",
+        );
+    }
+    if !found(&["tmux"], "-V") {
+        out::line(
+            "there is no tmux: the tests of `watch` in a terminal are skipped (Debian, Ubuntu: apt install tmux)",
         );
     }
     let requirements = repo.root().join(REQUIREMENTS);

@@ -19,7 +19,7 @@ CHECK is one of licenses, bans, sources, advisories [default: all].";
 
 /// Help of `cargo xtask fuzz`.
 pub const FUZZ_HELP: &str = "\
-Fuzzes the file readers: one target of fuzz/fuzz_targets, or each in turn. Inputs that fail are saved in fuzz/artifacts.
+Fuzzes the readers of files and of requests: one target of fuzz/fuzz_targets, or each in turn. Inputs that fail are saved in fuzz/artifacts.
 Needs a nightly toolchain (rustup toolchain install nightly) and cargo-fuzz (cargo install cargo-fuzz).
 
 Usage: cargo xtask fuzz [TARGET] [--seconds N]

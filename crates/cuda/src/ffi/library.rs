@@ -225,10 +225,13 @@ fn loaded(_kind: Kind) -> Option<(libloading::Library, &'static str)> {
 
 #[cfg(unix)]
 unsafe fn open(path: &Path) -> Result<libloading::Library, libloading::Error> {
+    /// `RTLD_NODELETE`: closing does not unload.
+    const KEPT: c_int = if cfg!(target_os = "macos") { 0x80 } else { 0x1000 };
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
-    // Global, because NVIDIA's libraries look for each other's symbols.
+    // Global, because NVIDIA's libraries look for each other's symbols. Kept, because what they have a thread do at its end
+    // stays behind when they are unloaded: the thread would jump to where they were.
     // SAFETY: the caller guarantees that the initialisers of the library may run.
-    unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_GLOBAL) }.map(Into::into)
+    unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_GLOBAL | KEPT) }.map(Into::into)
 }
 
 #[cfg(not(unix))]
@@ -316,6 +319,17 @@ mod tests {
             assert_eq!(new[7..], ["-/libnvrtc.so.12", "pip/libnvrtc.so.12"]);
         }
         assert_eq!(places(None)[3..6], ["-/libnvrtc.so.13", "-/libnvrtc.so.12", "-/libnvrtc.so"]);
+    }
+
+    /// A part of the C library that no program needs stands for one of NVIDIA's.
+    #[test]
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    fn what_was_opened_is_never_unloaded() {
+        const UNUSED: Kind = Kind { files: &["libBrokenLocale.so.1"], ..NVRTC };
+        assert!(!is_loaded(UNUSED));
+        // SAFETY: it has no initialisers.
+        drop(unsafe { open(Path::new(UNUSED.files[0])) }.unwrap());
+        assert!(is_loaded(UNUSED), "the end of a thread may still need it");
     }
 
     /// The C library stands for one that somebody else has loaded.
