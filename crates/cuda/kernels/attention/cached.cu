@@ -77,6 +77,9 @@ KERNEL __launch_bounds__(THREADS, 2)
         float dot = 0.0f;
         if (t <= position) {
             const ACT* const k = t == position ? new_key : key + (u64)t * width;
+#if __CUDA_ARCH__ >= 1000  // the compiler alone takes more loads at a time than there are registers
+#pragma unroll 4
+#endif
             for (u32 d = sub * N; d < head_dim; d += LANES * N) {
                 float x[N];
                 load_floats(x, k + d);

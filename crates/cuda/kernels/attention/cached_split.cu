@@ -10,6 +10,7 @@
 // order  positions in a fixed stride per warp, warps in order, then blocks in order: repeatable, and the same either way
 #include "attention/places.cuh"
 #include "attention/starts.cuh"
+#include "common/arch.cuh"
 #include "common/chain.cuh"
 #include "common/cluster.cuh"
 
@@ -28,6 +29,8 @@ constexpr bool STORES = false;  // attention/append.cu has
 #else
 constexpr bool STORES = true;
 #endif
+// Without stores the compiler takes keys and values apart where they are loaded, and keeps every bf16 in a register of its own.
+constexpr bool PACKED = !STORES && sizeof(ACT) == 2 && (MAJOR != 9 || PARTS == 4);
 
 // The softmax over some of the positions: the largest score, the sum of exponentials, and one column of their product with the
 // values.
@@ -41,6 +44,12 @@ struct Piece {
         top = larger;
     }
 };
+
+// Takes no instruction: what is known of the words ends here, so that their elements are taken out behind it.
+DEVICE void keep_packed(Vec<ACT>& x) {
+    uint4& words = reinterpret_cast<uint4&>(x);
+    asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
+}
 
 constexpr u32 PART = HEAD_DIM + 2;  // floats that a block leaves: a value for each column, the largest score, the sum
 
@@ -147,6 +156,13 @@ KERNEL CLUSTERED __launch_bounds__(THREADS, PARTS == 1 && STORES ? 3 : 2)
     float top = LOWEST, sum = 0.0f, acc[PARTS][N] = {};
     for (u32 span = first_span + split; span < spans; span += splits) {
         if (span != first_span + split) fetch(span);
+        if constexpr (PACKED) {
+#pragma unroll
+            for (int i = 0; i < PASSES * PARTS; i++) {
+                keep_packed(k[i / PARTS][i % PARTS]);
+                keep_packed(v[i / PARTS][i % PARTS]);
+            }
+        }
         float score[PASSES], largest = top;
 #pragma unroll
         for (int i = 0; i < PASSES; i++) {

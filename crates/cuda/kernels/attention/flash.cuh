@@ -10,6 +10,8 @@
 #include "attention/packed.cuh"
 #endif
 
+#include "common/arch.cuh"
+
 // Dropout of the probabilities.
 #include "common/dropout.cuh"
 #ifdef DROPOUT

@@ -276,5 +276,5 @@ template <bool KEYS> DEVICE void backward(const Backward<float>& op) {
     }
 }
 
-KERNEL __launch_bounds__(THREADS, BLOCKS) flash_bwd_kv(BACKWARD_PARAMETERS(float)) { backward<true>(BACKWARD); }
+KERNEL __launch_bounds__(THREADS, KV_BLOCKS) flash_bwd_kv(BACKWARD_PARAMETERS(float)) { backward<true>(BACKWARD); }
 KERNEL __launch_bounds__(THREADS, BLOCKS) flash_bwd_q(BACKWARD_PARAMETERS(float)) { backward<false>(BACKWARD); }

@@ -19,7 +19,9 @@ constexpr int LP = TILE + 4;
 constexpr int THREADS = 256;
 constexpr int TILE_FLOATS = TILE * LD;
 // Where a multiprocessor's shared memory has room for two blocks of the backward, registers are kept to a half.
-constexpr int BWD_BLOCKS = __CUDA_ARCH__ / 100 == 9 || __CUDA_ARCH__ / 100 == 10 ? 2 : 1;
+constexpr int BWD_BLOCKS = LARGE ? 2 : 1;
+// Steps of four channels of scores at a time: the compiler for sm_100 has no room for two where masks of dropout take registers too.
+constexpr int STEPS = DROPS && HDP == 64 && MAJOR == 10 ? 1 : 2;
 // Loads of a tile in flight per thread: vectors of bf16 take twice the registers, and a half has no room for more.
 constexpr int AT_ONCE = sizeof(ELEM) == 4 ? 4 : 1;
 
@@ -68,7 +70,7 @@ DEVICE void load_tile(float* to, const ELEM* from, size_t stride, u32 first, u32
 DEVICE void scores(float (&s)[R][R], const float* a, const float* b, u32 hd) {
 #pragma unroll
     for (int i = 0; i < R * R; ++i) s[i / R][i % R] = 0.0f;
-#pragma unroll 2
+#pragma unroll STEPS
     for (u32 d = 0; d < hd; d += 4) {
         float x[R][4], y[R][4];
 #pragma unroll

@@ -29,8 +29,9 @@ constexpr int BWD_STAGE = 32;
 // Addresses of strided tensors take registers, and so do masks.
 constexpr int BWD_PART = HD <= 64 && !((STRIDED || DROPS) && TERMS == 3) ? 32 : 16;
 // Blocks per multiprocessor: as many as shared memory and registers allow.
-constexpr bool LARGE = __CUDA_ARCH__ / 100 == 9 || __CUDA_ARCH__ / 100 == 10;
 constexpr int BLOCKS = HD > 64 ? 1 : LARGE ? 4 - MT : __CUDA_ARCH__ == 800 ? 2 : 1;
+// Of flash_bwd_kv, which with the first keys of queries does not have enough in a third of sm_100's registers.
+constexpr int KV_BLOCKS = MASKS && BLOCKS == 3 && MAJOR == 10 ? 2 : BLOCKS;
 constexpr bool FWD_HELD = false;
 constexpr bool BWD_HELD = false;
 constexpr bool BALANCED = true;     // attention/flash_bwd.cu

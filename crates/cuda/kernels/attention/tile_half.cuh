@@ -24,11 +24,12 @@ constexpr int PITCH = (SWIZZLE ? HD : HD + 8) * 2;  // bytes from row to row
 // registers hold.
 constexpr int FWD_STAGE = 64;
 constexpr int BWD_STAGE = 64;
-constexpr int BWD_PART = MASKS && MT == 2 && HD > 48 ? 16 : 32;  // the first keys of queries take registers too
-constexpr int BLOCKS = 2;  // per multiprocessor
-// Whether rows are held in registers. With strided k and v the compiler for the newest GPUs has no registers left for queries of
-// this width, and with masks for two tiles of queries.
-constexpr bool FWD_HELD = !(STRIDED && HD == 64 && __CUDA_ARCH__ >= 1000) && !(DROPS && MT == 2);
+// The first keys of queries take registers too, and on the newest GPUs what is dropped.
+constexpr int BWD_PART = (MASKS || (DROPS && MAJOR >= 10)) && MT == 2 && HD > 48 ? 16 : 32;
+constexpr int BLOCKS = 2, KV_BLOCKS = BLOCKS;  // per multiprocessor: of all kernels, of flash_bwd_kv
+// Whether rows are held in registers. With strided k and v, or limits of the keys, the compiler for the newest GPUs has no registers
+// left for queries of this width, and with dropout none has for two tiles of queries.
+constexpr bool FWD_HELD = !((STRIDED || MASKS) && HD == 64 && MAJOR >= 10) && !(DROPS && MT == 2);
 constexpr bool BWD_HELD = true;
 constexpr bool BALANCED = false;  // operands are rounded more than delta
 constexpr bool SHORT = false;  // of registers for values needed only after the passes

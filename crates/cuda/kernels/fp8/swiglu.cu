@@ -6,6 +6,7 @@
 // moves  5 and 11 bytes for each of rows·F, with columns forward 1 more; bound: memory
 // grid   (ceil(F / 128), ceil(rows / 128)) of 256 threads, 8 by 8 elements each; needs rows % 16 == 0 and F % 16 == 0
 // order  elementwise; the maximum has no order
+#include "common/arch.cuh"
 #include "fp8/tile.cuh"
 #include "elementwise/swiglu.cuh"
 
@@ -39,7 +40,8 @@ KERNEL __launch_bounds__(2 * TILE)
 
 // The backward has tiles of their own: 128 rows by 64 columns, 4 by 8 elements to a thread.
 constexpr int BACK_COLUMNS = 64, TALL = 4, WIDE_ACROSS = BACK_COLUMNS / SIDE;
-constexpr int BLOCKS = 4;  // of a multiprocessor: some load while others store
+// Of a multiprocessor: some load while others store. The compiler for sm_100 would spill registers with four.
+constexpr int BLOCKS = MAJOR == 10 ? 3 : 4;
 
 // Eight numbers, scaled; what is not finite becomes NaN.
 template <class F> DEVICE uint2 pack_row(const float (&x)[SIDE], float up) {

@@ -10,6 +10,7 @@
 //        stores its results
 // order  a thread's columns in order, lanes in pairs, then warps in order: repeatable, and the same for any OUTS and ROWS. The
 //        norm's is that of norm/row_block.cuh
+#include "common/arch.cuh"
 #include "common/chain.cuh"
 #include "common/hopper.cuh"
 #include "common/row_block.cuh"
@@ -32,6 +33,8 @@ ACTIVATIONS(NAMED)
 
 constexpr int SUMS = OUTS * ROWS;
 constexpr int AHEAD = STEPS * ROWS <= 8 ? STEPS : 1;  // steps whose input is read before any is multiplied
+// Rounds of AHEAD steps that are unrolled: the newest compilers load the input of all of them first, and spill more than 16 vectors.
+constexpr int ROUNDS = MAJOR >= 10 && 16 / ROWS < STEPS ? 16 / ROWS : STEPS;
 static_assert(SUMS <= WARP && (SUMS & (SUMS - 1)) == 0, "a power of two, at most one sum per lane");
 
 // The warp's sums: lane l gets that of x[l / (WARP / COUNT)]. Lanes exchange halves, so that each adds few of them. A recursive
@@ -151,7 +154,7 @@ DEVICE void multiply(Input input, ACT* out, ACT* pre, const ACT* weight, const A
 
     wait_for_previous();
     float acc[SUMS] = {};
-#pragma unroll
+#pragma unroll ROUNDS
     for (int start = 0; start < STEPS; start += AHEAD) {
         Vec<ACT> x[AHEAD][ROWS] = {};
         input.read(x, start);

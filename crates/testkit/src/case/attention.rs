@@ -61,7 +61,7 @@ const GROUPED: [[usize; 5]; 15] = [
 ];
 
 /// (B, maxT, C, NH), positions
-const CACHES: [([usize; 4], &[usize]); 12] = [
+const CACHES: [([usize; 4], &[usize]); 13] = [
     ([1, 1, 1, 1], &[0]),
     ([2, 37, 48, 3], &[0, 1, 18, 36]),
     ([1, 130, 129, 3], &[30, 65, 129]),
@@ -72,6 +72,7 @@ const CACHES: [([usize; 4], &[usize]); 12] = [
     ([1, 600, 128, 2], &[0, 63, 64, 127, 128, 129, 300, 599]),
     ([2, 300, 256, 2], &[31, 64, 299]),
     ([65, 140, 256, 4], &[139]),
+    ([2, 140, 256, 1], &[0, 64, 139]),
     // longer than the blocks of a cluster take at once: few heads, and many
     ([1, 1300, 128, 2], &[1023, 1299]),
     ([16, 1100, 128, 2], &[1030]),
@@ -89,7 +90,7 @@ const GROUPED_CACHES: [([usize; 5], &[usize]); 6] = [
 
 /// (S, maxT, C, NH, NKV), then the sequence and position of each token; a position of -1 is a token that is not used.
 type Placed = ([usize; 5], &'static [(i32, i32)]);
-const PLACED: [Placed; 9] = [
+const PLACED: [Placed; 11] = [
     ([1, 1, 1, 1, 1], &[(0, 0)]),
     ([1, 1, 1, 1, 1], &[(0, -1)]),
     ([4, 37, 48, 3, 3], &[(0, 36), (2, 0), (3, 17)]),
@@ -97,6 +98,8 @@ const PLACED: [Placed; 9] = [
     ([3, 130, 30, 6, 2], &[(0, 129), (1, 64), (1, 65), (2, 0)]),
     ([3, 300, 256, 4, 2], &[(0, 299), (1, 31), (1, 32), (2, 127), (2, 128), (-9, -1)]),
     ([2, 600, 768, 12, 4], &[(0, 599), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4)]),
+    ([3, 300, 256, 2, 1], &[(0, 299), (1, 63), (1, 64), (2, 0), (0, -1)]),
+    ([3, 140, 512, 2, 1], &[(0, 139), (1, 31), (1, 32), (2, 0), (0, -1)]),
     ([33, 33, 64, 1, 1], &[(1, 32), (5, 7), (31, 31), (32, 0)]),
     ([2, 9, 48, 6, 2], &[]),
 ];
@@ -166,9 +169,16 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     for (size, places) in PLACED {
         cases.push(placed(p, size.into(), places, None));
     }
-    for window in [1, 7, 40] {
-        let size = [3, 70, 48, 4, 2].into();
-        cases.push(placed(p, size, &[(0, 69), (1, 2), (1, 3), (1, 4), (2, 6), (2, 7)], Some(window)));
+    // Heads of 12, and of all widths that have a kernel of their own.
+    for (size, window) in [
+        ([3, 70, 48, 4, 2], 1),
+        ([3, 70, 48, 4, 2], 7),
+        ([3, 70, 48, 4, 2], 40),
+        ([3, 70, 256, 4, 2], 40),
+        ([3, 70, 256, 2, 1], 40),
+        ([3, 70, 512, 2, 1], 40),
+    ] {
+        cases.push(placed(p, size.into(), &[(0, 69), (1, 2), (1, 3), (1, 4), (2, 6), (2, 7)], Some(window)));
     }
     cases.extend(masked::cases(p));
     cases
