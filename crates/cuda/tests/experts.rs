@@ -1,4 +1,5 @@
-//! Times the ops of a mixture of experts at the sizes of the 6.9B model, on a real GPU with 16 GiB free:
+//! Times the ops of a mixture of experts at the sizes of the 6.9B model, on a real GPU with 16 GiB free, and compares the bits of a product
+//! and SwiGLU's backward, computed together or one after the other:
 //! `cargo test --release -p ironhorse-cuda --test experts -- --ignored --nocapture`
 //!
 //! `IRONHORSE_GROUPED` selects the kernels of the experts' linear layers.
@@ -6,14 +7,18 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use ironhorse_core::op::{
-    Accum, Combine, CombineBwd, Gain, Gate, GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd,
-    Permute, PermuteBwd, ResidualRmsNormFwd, RmsNormBwd, Rope, RopeScaling, RouteSort, RouterBwd, RouterFwd,
-    RouterLoad, SwigluBwd, SwigluFwd,
+    Accum, Add, Combine, CombineBwd, Gain, Gate, GroupedLinearBwdInput, GroupedLinearBwdWeight,
+    GroupedLinearFwd, Permute, PermuteBwd, ResidualRmsNormFwd, RmsNormBwd, Rope, RopeScaling, RouteSort,
+    RouterBwd, RouterFwd, RouterLoad, SwigluBwd, SwigluFwd,
 };
-use ironhorse_core::{Builder, DType, Engine, EngineExt, Program, Scalars, Shape, Slot};
-use ironhorse_cuda::{CudaEngine, Settings};
+use ironhorse_core::{Builder, DType, Engine, EngineExt, Precision, Program, Scalars, Shape, Slot};
+use ironhorse_cuda::{CudaEngine, Settings, devices};
 use ironhorse_testkit::Rng;
+use std::sync::Mutex;
 use std::time::Instant;
+
+/// A profile records all kernels of the device, so that these tests must not run side by side.
+static DEVICE: Mutex<()> = Mutex::new(());
 
 const TOKENS: usize = 16_384;
 const CHOSEN: usize = 4;
@@ -131,6 +136,7 @@ fn layer() -> (Program, Vec<(Slot, f32)>) {
 #[test]
 #[ignore = "needs a GPU"]
 fn speed() {
+    let _alone = DEVICE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let (program, random) = layer();
     let mut engine = CudaEngine::new(Settings::default()).unwrap();
     engine.reserve(program.layout()).unwrap();
@@ -161,4 +167,97 @@ fn speed() {
         println!("{:28} {:9.4} {:9.1} {:9.0}", op.name(), 1e3 * seconds, flops, bytes);
     }
     println!("{:28} {:9.4}", "all", 1e3 * total);
+}
+
+/// The product in front of SwiGLU's backward and that, as one case of `joined`.
+#[derive(Clone, Copy, Debug)]
+struct Backward {
+    rows: [usize; 4],
+    width: usize,
+    ffn: usize,
+    /// The gradient is written over SwiGLU's input, and its result over the product's.
+    in_place: bool,
+    /// Something else reads the product's result.
+    read: bool,
+}
+
+/// The bits of what both write, and the names of the kernels.
+fn backward(engine: &mut CudaEngine, case: Backward, together: bool) -> (Vec<Vec<u32>>, Vec<String>) {
+    let Backward { rows: counts, width, ffn, in_place, read } = case;
+    let rows = counts.iter().sum::<usize>();
+    let mut b = Builder::with_precision(Precision::BF16);
+    let mut bf16 = |name: &str, shape: Shape| b.io(name, shape, DType::BF16);
+    let d_out = bf16("d_out", [rows, width].into());
+    let weight = bf16("weight", [counts.len(), width, ffn].into());
+    let [inp, d_inp] = ["inp", "d_inp"].map(|name| bf16(name, [rows, 2 * ffn].into()));
+    let [d_act, twice] = ["d_act", "twice"].map(|name| bf16(name, [rows, ffn].into()));
+    let d_inp = if in_place { inp } else { d_inp };
+    let offsets = b.io("offsets", [counts.len() + 1], DType::I32);
+    b.push(GroupedLinearBwdInput { d_inp: d_act, d_out, weight, offsets }).unwrap();
+    let act = in_place.then_some(d_act);
+    b.push(SwigluBwd { d_inp, act, d_out: d_act, inp, gate: Gate::Silu }).unwrap();
+    let mut outputs = vec![d_inp];
+    outputs.extend(act);
+    if read {
+        b.push(Add { out: twice, a: d_act, b: d_act }).unwrap();
+        outputs.push(twice);
+    }
+    let program = b.finish().unwrap();
+    engine.reserve(program.layout()).unwrap();
+    let ends = counts.iter().scan(0, |end, count| {
+        *end += *count as i32;
+        Some(*end)
+    });
+    let ends: Vec<i32> = std::iter::once(0).chain(ends).collect();
+    let count = program.nodes().len();
+    for _ in 0..3 {
+        let mut rng = Rng::new(23);
+        for slot in &outputs {
+            engine.write_f32(*slot, &vec![f32::NAN; slot.numel()]).unwrap();
+        }
+        for (slot, most) in [(d_out, 1.0), (weight, 1.7 / (width as f32).sqrt()), (inp, 4.0)] {
+            engine.write_f32(slot, &rng.uniforms(slot.numel(), -most, most)).unwrap();
+        }
+        engine.write_i32(offsets, &ends).unwrap();
+        let length = if together { count } else { 1 };
+        for start in (0..count).step_by(length) {
+            engine.run(&program, start..start + length, &Scalars::default()).unwrap();
+        }
+    }
+    let bits = outputs.iter().map(|slot| {
+        let mut data = vec![0.0; slot.numel()];
+        engine.read_f32(*slot, &mut data).unwrap();
+        data.iter().map(|value: &f32| value.to_bits()).collect()
+    });
+    let bits = bits.collect();
+    let mut record = Vec::new();
+    engine.profile(&program, 0..count, &[], &Scalars::default(), &mut record).unwrap();
+    (bits, record.into_iter().map(|timed| timed.name).collect())
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn swiglu_behind_the_product_of_its_gradient_has_the_same_bits() {
+    let _alone = DEVICE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut engine = CudaEngine::new(Settings::default()).unwrap();
+    let hopper = devices().unwrap()[0].compute == (9, 0);
+    // Rows of an expert end inside a tile, or are fewer than a warp's; more tiles than blocks; columns that end inside a tile, a cluster's
+    // pair of tiles, and some that the kernel does not take.
+    for (rows, width, ffn, whole) in [
+        ([130, 0, 3, 203], 64, 64, true),
+        ([1, 300, 2, 724], 768, 768, true),
+        ([7000, 0, 5001, 24], 768, 1344, true),
+        ([2000, 17, 129, 900], 128, 1024, true),
+        ([31, 16, 1, 0], 64, 48, false),
+    ] {
+        for (in_place, read) in [(true, false), (false, false), (false, true)] {
+            let case = Backward { rows, width, ffn, in_place, read };
+            let (together, names) = backward(&mut engine, case, true);
+            let (apart, _) = backward(&mut engine, case, false);
+            assert!(together == apart, "{case:?}");
+            assert!(together.iter().flatten().all(|bits| f32::from_bits(*bits).is_finite()), "{case:?}");
+            let has = |name: &str| names.iter().any(|of| of == name);
+            assert_eq!(has("grouped_swiglu_bwd"), hopper && whole && !read, "{case:?} {names:?}");
+        }
+    }
 }

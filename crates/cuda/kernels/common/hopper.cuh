@@ -77,6 +77,17 @@ DEVICE void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
+// Stores 16 rows of 64 columns of 2-byte elements of a warp, 8 columns at a time, to a tile in shared memory: pairs[n][0] is of the rows
+// lane/4, pairs[n][1] of those 8 further down.
+DEVICE void store_rows(u32 tile, const u32 (&pairs)[8][2]) {
+    const u32 lane = threadIdx.x % WARP, row = lane % 16;
+#pragma unroll
+    for (int n = 0; n < 8; n += 2) {
+        const u32 chunk = (n + lane / 16) ^ row % 8;
+        store_matrices(tile + row * 128 + chunk * 16, pairs[n][0], pairs[n][1], pairs[n + 1][0], pairs[n + 1][1]);
+    }
+}
+
 // 16 bytes of shared memory.
 DEVICE uint4 load_shared(u32 from) {
     uint4 x;

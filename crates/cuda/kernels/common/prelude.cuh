@@ -157,6 +157,9 @@ DEVICE u32 pack_bf16(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
     return out;
 }
+// The two floats of such a word.
+DEVICE float low(u32 pair) { return __uint_as_float(pair << 16); }
+DEVICE float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 
 // A vector of T from floats, rounded.
 DEVICE void round_to(Vec<float>& out, const float (&x)[4]) {

@@ -149,7 +149,7 @@ struct ResultStores {
     DEVICE void write(const Target& to, u32 x, u32 y, i32 rows, const u32 (&pairs)[8][2]) {
         if (rows < 16) return write_some(to, x, y, rows, pairs);
         const u32 tile = next();
-        fill(tile, pairs);
+        store_rows(tile, pairs);
         send(to, x, y, tile);
     }
 
@@ -173,15 +173,6 @@ struct ResultStores {
         const u32 tile = address + turn * STORE_TILE;
         turn = (turn + 1) % STORE_STAGES;
         return tile;
-    }
-
-    DEVICE void fill(u32 tile, const u32 (&pairs)[8][2]) const {
-        const u32 lane = threadIdx.x % WARP, row = lane % 16;
-#pragma unroll
-        for (int n = 0; n < 8; n += 2) {
-            const u32 chunk = (n + lane / 16) ^ row % 8;
-            store_matrices(tile + row * 128 + chunk * 16, pairs[n][0], pairs[n][1], pairs[n + 1][0], pairs[n + 1][1]);
-        }
     }
 
     DEVICE void send(const Target& to, u32 x, u32 y, u32 tile) const {

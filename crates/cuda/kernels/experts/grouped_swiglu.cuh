@@ -19,8 +19,7 @@ constexpr u32 STEP = EPILOGUE_WARPS * ROWS_AT_ONCE;  // rows of all epilogue war
 static_assert(ROWS_AT_ONCE * EPILOGUE_WARPS <= 16, "every epilogue warp has rows of every consumer");
 
 DEVICE u32 gated(u32 gate, u32 up) {
-    const float low = swiglu<bf16>(__uint_as_float(gate << 16), __uint_as_float(up << 16));
-    return pack_bf16(low, swiglu<bf16>(__uint_as_float(gate & 0xffff0000u), __uint_as_float(up & 0xffff0000u)));
+    return pack_bf16(swiglu<bf16>(low(gate), low(up)), swiglu<bf16>(high(gate), high(up)));
 }
 
 // act from gates and ups in ROWS_AT_ONCE rows of store tiles, of which `rows` and `columns` of HALF exist: two rows at a time, 8
@@ -54,7 +53,7 @@ DEVICE void write_halves(ResultStores& stores, const Target& to, u32 x, u32 f, u
         rounded<J>(pairs, acc);
         const u32 from = stores.next(), column = x + J % 2 * BK, row = y + own_rows();
         const i32 there = column < f ? (i32)rows - (i32)own_rows() : 0;
-        stores.fill(from, pairs);
+        store_rows(from, pairs);
         if (there >= 16) stores.send(to, column + J / 2 * f, row, from);
         else tma_store_commit(), stores.write_some(to, column + J / 2 * f, row, there, pairs);
         write_halves<J + 1>(stores, to, x, f, y, rows, acc);

@@ -157,7 +157,4 @@ template <class U, class D> DEVICE void walk(const Space& space, u32 mine, u32 b
         now = next;
     }
 }
-
-DEVICE float low(u32 pair) { return __uint_as_float(pair << 16); }
-DEVICE float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 #endif

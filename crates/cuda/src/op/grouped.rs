@@ -12,11 +12,11 @@ use ironhorse_core::{DType, Slot};
 /// Names the fastest kernels that may run: `any`, `mma` or `wgmma`.
 const CHOICE: &str = "IRONHORSE_GROUPED";
 /// Columns of a TMA copy: `BK` of experts/grouped_hopper.cuh.
-const BOX: usize = 64;
+pub(super) const BOX: usize = 64;
 /// Rows of a TMA store of results: those of `STORE_TILE` of experts/grouped_hopper.cuh.
 const STORE_ROWS: u32 = 16;
 /// Shared memory of a block of a Hopper.
-const HOPPER_SHARED: usize = 227 << 10;
+pub(super) const HOPPER_SHARED: usize = 227 << 10;
 /// The most experts: their offsets are held in shared memory.
 pub(super) const MOST_EXPERTS: usize = 2048;
 
@@ -119,17 +119,17 @@ impl Path {
 
 /// The sizes of one product.
 #[derive(Clone, Copy, Debug)]
-struct Groups {
-    dtype: DType,
-    rows: usize,
-    experts: usize,
-    ic: usize,
-    oc: usize,
+pub(super) struct Groups {
+    pub dtype: DType,
+    pub rows: usize,
+    pub experts: usize,
+    pub ic: usize,
+    pub oc: usize,
 }
 
 impl Groups {
     /// By `inp` or its gradient, and `weight` or its.
-    fn new(inp: Slot, weight: Slot) -> Result<Self> {
+    pub fn new(inp: Slot, weight: Slot) -> Result<Self> {
         let [experts, oc, ic] = *weight.shape.dims() else {
             return Err(Error::Unsupported(format!(
                 "grouped_linear: `weight` is {}, expected (experts, out, in)",
@@ -142,9 +142,14 @@ impl Groups {
         Ok(Self { dtype: inp.dtype, rows: inp.shape.rows(), experts, ic, oc })
     }
 
-    /// The most tiles there can be: every expert may end inside one.
+    /// The most tiles of so many rows there can be: every expert may end inside one.
+    pub fn row_tiles(&self, tall: usize) -> usize {
+        self.rows / tall + self.experts.min(self.rows)
+    }
+
+    /// The most tiles there can be.
     fn tiles(&self, step: Step, [tall, wide]: [usize; 2]) -> usize {
-        let by_rows = self.rows / tall + self.experts.min(self.rows);
+        let by_rows = self.row_tiles(tall);
         match step {
             Step::Fwd | Step::Swiglu => by_rows * self.oc.div_ceil(wide),
             Step::BwdInput => by_rows * self.ic.div_ceil(wide),
@@ -154,7 +159,7 @@ impl Groups {
 }
 
 /// The kernels for a product, by its sizes and by where what it reads and writes begins.
-fn path_of(cx: &Lower<'_>, g: &Groups, slots: &[Slot]) -> Result<Path> {
+pub(super) fn path_of(cx: &Lower<'_>, g: &Groups, slots: &[Slot]) -> Result<Path> {
     let addresses = slots.iter().map(|slot| cx.ptr(*slot)).collect::<Result<Vec<_>>>()?;
     let aligned = addresses.iter().all(|at| at.is_multiple_of(16));
     Ok(Path::choose(g, aligned, Path::most(cx.device.info.compute)))

@@ -12,6 +12,7 @@ mod gemv;
 mod grouped;
 mod grouped_fp8;
 mod grouped_lora;
+mod grouped_swiglu_bwd;
 mod linear;
 mod lora;
 mod loss;
@@ -167,7 +168,7 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
 /// Every specialisation the launchers ask for.
 pub(crate) fn specs() -> Vec<Spec> {
     specs_of!(
-        attention_cached collective elementwise embedding flash flash_wgmma fp8 gemv grouped grouped_fp8 grouped_lora linear loss memory muon norm optimizer
+        attention_cached collective elementwise embedding flash flash_wgmma fp8 gemv grouped grouped_fp8 grouped_lora grouped_swiglu_bwd linear loss memory muon norm optimizer
         preference qk_norm rope router routing sample swiglu
     )
 }

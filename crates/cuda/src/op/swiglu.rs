@@ -1,5 +1,6 @@
 //! SwiGLU and GeGLU.
 
+use super::grouped_swiglu_bwd;
 use super::lower::Lower;
 use crate::Result;
 use crate::args::{Args, Grid};
@@ -33,6 +34,9 @@ pub(crate) fn swiglu_fwd(cx: &mut Lower<'_>, op: &SwigluFwd) -> Result<()> {
 }
 
 pub(crate) fn swiglu_bwd(cx: &mut Lower<'_>, op: &SwigluBwd) -> Result<()> {
+    if grouped_swiglu_bwd::with_product(cx, op)? {
+        return Ok(());
+    }
     let slots = &[Some(op.d_inp), op.act, Some(op.d_out), Some(op.inp)];
     elementwise(cx, &Call { name: "swiglu_bwd", gate: op.gate, slots, narrow: op.d_out })
 }
