@@ -6,6 +6,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+mod joined;
+
 use ironhorse_core::op::{
     Accum, Add, Combine, CombineBwd, Gain, Gate, GroupedLinearBwdInput, GroupedLinearBwdWeight,
     GroupedLinearFwd, Permute, PermuteBwd, ResidualRmsNormFwd, RmsNormBwd, Rope, RopeScaling, RouteSort,
@@ -204,12 +206,7 @@ fn backward(engine: &mut CudaEngine, case: Backward, together: bool) -> (Vec<Vec
     }
     let program = b.finish().unwrap();
     engine.reserve(program.layout()).unwrap();
-    let ends = counts.iter().scan(0, |end, count| {
-        *end += *count as i32;
-        Some(*end)
-    });
-    let ends: Vec<i32> = std::iter::once(0).chain(ends).collect();
-    let count = program.nodes().len();
+    let ends = joined::offsets(&counts);
     for _ in 0..3 {
         let mut rng = Rng::new(23);
         for slot in &outputs {
@@ -219,20 +216,9 @@ fn backward(engine: &mut CudaEngine, case: Backward, together: bool) -> (Vec<Vec
             engine.write_f32(slot, &rng.uniforms(slot.numel(), -most, most)).unwrap();
         }
         engine.write_i32(offsets, &ends).unwrap();
-        let length = if together { count } else { 1 };
-        for start in (0..count).step_by(length) {
-            engine.run(&program, start..start + length, &Scalars::default()).unwrap();
-        }
+        joined::run(engine, &program, together, &Scalars::default());
     }
-    let bits = outputs.iter().map(|slot| {
-        let mut data = vec![0.0; slot.numel()];
-        engine.read_f32(*slot, &mut data).unwrap();
-        data.iter().map(|value: &f32| value.to_bits()).collect()
-    });
-    let bits = bits.collect();
-    let mut record = Vec::new();
-    engine.profile(&program, 0..count, &[], &Scalars::default(), &mut record).unwrap();
-    (bits, record.into_iter().map(|timed| timed.name).collect())
+    (joined::bits(engine, &outputs), joined::kernels(engine, &program))
 }
 
 #[test]

@@ -4,6 +4,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+mod joined;
+
 use ironhorse_core::op::{
     Accum, Add, CrossEntropy, Gain, Gate, GroupedFp8, IGNORED, Permute, Quantize, ResidualLayerNormFwd,
     ResidualRmsNormFwd, SwigluBwd, SwigluFwd,
@@ -91,23 +93,14 @@ fn run(engine: &mut CudaEngine, case: Case, together: bool) -> Vec<Vec<u32>> {
     for slot in &outputs {
         engine.write_f32(*slot, &vec![f32::NAN; slot.numel()]).unwrap();
     }
-    let count = program.nodes().len();
     // The first run is eager, the second recorded, the third replayed.
     for _ in 0..3 {
         for (slot, values) in inputs.iter().zip(&values) {
             engine.write_f32(*slot, values).unwrap();
         }
-        let length = if together { count } else { 1 };
-        for start in (0..count).step_by(length) {
-            engine.run(&program, start..start + length, &Scalars::default()).unwrap();
-        }
+        joined::run(engine, &program, together, &Scalars::default());
     }
-    let read = |slot: &Slot| {
-        let mut data = vec![0.0; slot.numel()];
-        engine.read_f32(*slot, &mut data).unwrap();
-        data.iter().map(|value: &f32| value.to_bits()).collect()
-    };
-    outputs.iter().map(read).collect()
+    joined::bits(engine, &outputs)
 }
 
 fn kernels(engine: &mut CudaEngine, case: Case) -> usize {
@@ -194,23 +187,14 @@ fn loss(engine: &mut CudaEngine, case: Loss, together: bool) -> (Vec<Vec<u32>>, 
     for slot in &outputs {
         engine.write_f32(*slot, &vec![f32::NAN; slot.numel()]).unwrap();
     }
-    let count = program.nodes().len();
     for _ in 0..3 {
         engine.write_f32(logits, &values).unwrap();
         engine.write_i32(targets, &wanted).unwrap();
         engine.write_f32(amax, &[0.5 / rows as f32]).unwrap();
         engine.write_f32(seen, &[0.0]).unwrap();
-        let length = if together { count } else { 1 };
-        for start in (0..count).step_by(length) {
-            engine.run(&program, start..start + length, &scalars).unwrap();
-        }
+        joined::run(engine, &program, together, &scalars);
     }
-    let bits = outputs.iter().map(|slot| {
-        let mut data = vec![0.0; slot.numel()];
-        engine.read_f32(*slot, &mut data).unwrap();
-        data.iter().map(|value: &f32| value.to_bits()).collect()
-    });
-    let bits = bits.collect();
+    let bits = joined::bits(engine, &outputs);
     let mut record = Vec::new();
     engine.profile(&program, 0..2, &[], &scalars, &mut record).unwrap();
     let joined = record.iter().filter(|timed| timed.name == "cross_entropy_quantize").count();
@@ -326,12 +310,7 @@ fn experts(engine: &mut CudaEngine, case: Experts, together: bool) -> (Vec<Vec<u
     for slot in &outputs {
         engine.write_f32(*slot, &vec![f32::NAN; slot.numel()]).unwrap();
     }
-    let ends = counts.iter().scan(0, |end, count| {
-        *end += *count as i32;
-        Some(*end)
-    });
-    let ends: Vec<i32> = std::iter::once(0).chain(ends).collect();
-    let count = program.nodes().len();
+    let ends = joined::offsets(&counts);
     for _ in 0..3 {
         for (slot, values) in &inputs {
             engine.write_f32(*slot, values).unwrap();
@@ -348,20 +327,9 @@ fn experts(engine: &mut CudaEngine, case: Experts, together: bool) -> (Vec<Vec<u
         for (slot, value) in numbers {
             engine.write_f32(slot, &[value]).unwrap();
         }
-        let length = if together { count } else { 1 };
-        for start in (0..count).step_by(length) {
-            engine.run(&program, start..start + length, &Scalars::default()).unwrap();
-        }
+        joined::run(engine, &program, together, &Scalars::default());
     }
-    let bits = outputs.iter().map(|slot| {
-        let mut data = vec![0.0; slot.numel()];
-        engine.read_f32(*slot, &mut data).unwrap();
-        data.iter().map(|value: &f32| value.to_bits()).collect()
-    });
-    let bits = bits.collect();
-    let mut record = Vec::new();
-    engine.profile(&program, 0..count, &[], &Scalars::default(), &mut record).unwrap();
-    (bits, record.into_iter().map(|timed| timed.name).collect())
+    (joined::bits(engine, &outputs), joined::kernels(engine, &program))
 }
 
 #[test]
@@ -432,18 +400,8 @@ fn permuted(
     for (slot, value) in [(amax, 2.0), (seen, 0.0), (inverse, f32::NAN)] {
         engine.write_f32(slot, &[value]).unwrap();
     }
-    let length = if together { 2 } else { 1 };
-    for start in (0..2).step_by(length) {
-        engine.run(&program, start..start + length, &Scalars::default()).unwrap();
-    }
-    let bits = [q, q_t, inverse, seen].map(|slot| {
-        let mut data = vec![0.0; slot.numel()];
-        engine.read_f32(slot, &mut data).unwrap();
-        data.iter().map(|value: &f32| value.to_bits()).collect()
-    });
-    let mut record = Vec::new();
-    engine.profile(&program, 0..2, &[], &Scalars::default(), &mut record).unwrap();
-    (bits.into(), record.into_iter().map(|timed| timed.name).collect())
+    joined::run(engine, &program, together, &Scalars::default());
+    (joined::bits(engine, &[q, q_t, inverse, seen]), joined::kernels(engine, &program))
 }
 
 #[test]
