@@ -227,8 +227,8 @@ fn swiglu_behind_the_product_of_its_gradient_has_the_same_bits() {
     let _alone = DEVICE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let mut engine = CudaEngine::new(Settings::default()).unwrap();
     let hopper = devices().unwrap()[0].compute == (9, 0);
-    // Rows of an expert end inside a tile, or are fewer than a warp's; more tiles than blocks; columns that end inside a tile, a cluster's
-    // pair of tiles, and some that the kernel does not take.
+    // Rows of an expert end inside a tile, or are fewer than a warp's; more tiles than blocks; columns that end inside a tile, and
+    // some that the kernel does not take.
     for (rows, width, ffn, whole) in [
         ([130, 0, 3, 203], 64, 64, true),
         ([1, 300, 2, 724], 768, 768, true),

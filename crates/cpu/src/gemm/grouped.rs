@@ -75,7 +75,10 @@ pub unsafe fn gemm_grouped(
         }
         ws.ends.push(total);
     }
-    ws.shared.reserve(total.floats);
+    // Another call may have rows for every product.
+    let whole = |g: &Gemm<'_>| if g.b.cs != 1 && blocks::fits(g) { packed_len(kernels(isa), g).1 } else { 0 };
+    let most_floats = (0..count).map(|i| whole(&product(i))).sum::<usize>().min(PACKED);
+    ws.shared.reserve(total.floats.max(most_floats));
     ws.reserve_local(team.threads(), blocks::scratch_len(most[2]));
     // Each worker uses its own; the panels are written to by one task each.
     let (workers, panels) = (SharedPtr(ws.workers.as_mut_ptr()), SharedPtr(ws.shared.as_mut_ptr()));

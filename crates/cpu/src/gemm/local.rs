@@ -64,6 +64,8 @@ pub(super) unsafe fn pack_right(kernels: &Kernels, g: &Gemm<'_>, panel: usize, d
     }
 }
 
+/// Computes a product on the calling thread, in slices of [`slice_len`] steps also where the matrices are narrow.
+///
 /// # Safety
 /// As [`gemm`](super::gemm); what is given is there.
 pub(super) unsafe fn local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>, given: Given) {

@@ -10,7 +10,7 @@
 use super::kernel::{AHEAD_ROWS, Ahead, LINE, Tile, rows_apart};
 use super::local::panel_width;
 use super::workspace::LocalScratch;
-use super::{Beta, Gemm, MatMut, MatRef, gemv, kernels};
+use super::{Beta, Gemm, MatMut, MatRef, Rows, gemv, kernels};
 use crate::isa::Isa;
 use std::ops::Range;
 
@@ -27,7 +27,11 @@ const UNITS: usize = SLICE / AHEAD_ROWS * MOST / LINE;
 /// Whether a product is computed in this order.
 pub(super) fn fits(g: &Gemm<'_>) -> bool {
     let rows = g.a.rs == 1 && g.b.cs == 1;
-    rows && g.m.min(g.n) <= NARROW && g.k > SLICE && !g.is_rounded() && !gemv::fits(g)
+    rows && g.rows == Rows::Fastest
+        && g.m.min(g.n) <= NARROW
+        && g.k > SLICE
+        && !g.is_rounded()
+        && !gemv::fits(g)
 }
 
 /// Floats of scratch that a task needs.
@@ -38,7 +42,7 @@ fn sides(g: &Gemm<'_>) -> (MatRef, MatRef, bool) {
     if g.n > g.m { (g.b.transposed(), g.a.transposed(), true) } else { (g.a, g.b, false) }
 }
 
-/// Columns of the wide matrix in a task, of a product that is one of several, of `columns` together.
+/// Columns of the wide matrix in a task, if there are `columns` of them.
 pub(super) fn size(columns: usize, threads: usize) -> usize {
     (columns / (2 * threads)).next_multiple_of(LINE).clamp(LEAST, MOST)
 }
@@ -106,7 +110,7 @@ unsafe fn at(g: &Gemm<'_>, row: usize, column: usize) -> *mut f32 {
 }
 
 /// Calls `f(row, column)` for rows of c and columns counted from the first of the part.
-unsafe fn exchange(rows: usize, part: &Range<usize>, f: impl Fn(usize, usize)) {
+fn exchange(rows: usize, part: &Range<usize>, f: impl Fn(usize, usize)) {
     for row in 0..rows {
         (0..part.len()).for_each(|column| f(row, column));
     }

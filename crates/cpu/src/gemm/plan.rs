@@ -17,7 +17,8 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// not, and if it is a. Wide blocks read longer pieces of rows, narrow ones leave room in the cache for the next.
 const MAX_BLOCK: [usize; 3] = [2, 4, 8];
 
-/// Length of a slice of k; the last slice may be shorter. It decides the order of summation, so it depends on k only.
+/// Length of a slice of k where the matrices are not narrow; the last slice may be shorter. It decides the order of summation, so it
+/// depends on k only.
 pub(super) fn slice_len(k: usize) -> usize {
     k.div_ceil(k.div_ceil(KC).max(1)).next_multiple_of(8)
 }

@@ -84,7 +84,7 @@ pub fn grouped_linear_fwd(ctx: &mut Ctx<'_>, op: &GroupedLinearFwd) -> Result<()
             .for_each(|row| swiglu_row(isa, Gate::Silu, (out, act), [row, oc / 2]));
     };
     let group = Group { count: groups.experts(), most, product: &product, finish: Some(&finish) };
-    // SAFETY: as above; rows of `act` are written by the task that computed those of `out`.
+    // SAFETY: as above; a row of `act` is written once the same row of `out` is final.
     unsafe { gemm_grouped(ctx.team, ctx.workspace, ctx.isa, &group) }.map_err(engine_error)
 }
 
@@ -114,7 +114,7 @@ pub fn grouped_linear_bwd_input(
         (first + part.start..first + part.end).for_each(|row| rows.backward(isa, row));
     };
     let group = Group { count: groups.experts(), most, product: &product, finish: Some(&finish) };
-    // SAFETY: as above; a row of the activation's gradients is read and written by the task that computed this row of `d_inp`.
+    // SAFETY: as above; a row of the activation's gradients is read and written once, when the same row of `d_inp` is final.
     unsafe { gemm_grouped(ctx.team, ctx.workspace, ctx.isa, &group) }.map_err(engine_error)
 }
 

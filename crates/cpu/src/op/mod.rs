@@ -200,11 +200,13 @@ pub fn engine_error(error: impl std::fmt::Display) -> Error {
 /// bits are those of one after the other. Returns whether it did.
 pub fn run_joined(ctx: &mut Ctx<'_>, ops: [&Op; 2]) -> Result<bool> {
     match ops {
-        // What the second writes is in use before the first: nothing that the first reads can be in its place.
         [Op::GroupedLinearBwdInput(first), Op::SwigluBwd(second)]
             if first.d_inp == second.d_out
                 && second.d_inp == second.inp
-                && second.act.is_none_or(|act| act == second.d_out) =>
+                && second.act.is_none_or(|act| act == second.d_out)
+                && ![first.d_out, first.weight, first.offsets]
+                    .iter()
+                    .any(|read| read.overlaps(&second.inp)) =>
         {
             grouped::grouped_linear_bwd_input(ctx, first, Some(second)).map(|()| true)
         }
