@@ -237,3 +237,38 @@ template <bool WIDE, int AT, int N> DEVICE void wgmma_fp8_128(float (&c)[N], u64
 #undef FIRST_64
 #undef ACC32
 #undef ACC8
+
+// Where an operand is read once for each STEP terms, in stages of shared memory: `full` and `empty` of a Space are the addresses of the
+// first of as many barriers as there are stages.
+
+// Producer: as soon as a stage is empty, copy(k, stage, full) starts the copies of the terms from k on to it, BYTES together, which
+// count for the barrier `full`.
+template <u32 STEP, u32 BYTES, class Space, class Turn, class F> DEVICE void fill_stages(const Space& space, Turn& turn, u32 terms, F copy) {
+    for (u32 k = 0; k < terms; k += STEP, turn.next()) {
+        const u32 full = space.full + 8 * turn.stage;
+        barrier_wait(space.empty + 8 * turn.stage, turn.round ^ 1);
+        barrier_expect(full, BYTES);
+        copy((i32)k, turn.stage, full);
+    }
+}
+
+// Consumer: as soon as a stage is full, product(k, stage) starts the products (wgmma) of the terms from k on. A stage is given back when
+// those behind it run; the last one, after `meanwhile`, when all products are done and `acc` has them. At least one term.
+template <u32 STEP, class Space, class Turn, class P, class F, int... N>
+DEVICE void multiply_stages(const Space& space, Turn& turn, u32 terms, P product, F meanwhile, float (&... acc)[N]) {
+    u32 before = 0;
+    for (u32 k = 0; k < terms; k += STEP, turn.next()) {
+        barrier_wait(space.full + 8 * turn.stage, turn.round);
+        product(k, turn.stage);
+        wgmma_commit();
+        if (k > 0) {
+            wgmma_wait<1>();  // the products of the stage before are done
+            if (threadIdx.x % WARP == 0) barrier_arrive(space.empty + 8 * before);
+        }
+        before = turn.stage;
+    }
+    meanwhile();
+    wgmma_wait<0>();
+    (hold(acc), ...);
+    if (threadIdx.x % WARP == 0) barrier_arrive(space.empty + 8 * before);
+}

@@ -42,6 +42,31 @@ struct Groups {
     }
 };
 
+// A tile of rows of an expert: its first row of all and its first column, and how many rows the expert has from there on.
+struct RowTile {
+    u32 expert, row, column, rows;
+};
+
+// The tiles of BM by BN of n columns of all experts' rows.
+template <u32 BM, u32 BN> struct RowTiles {
+    Groups groups;
+    u32 columns;  // of tiles
+    u64 count;
+
+    DEVICE RowTiles(const Groups& groups, u32 n) : groups(groups), columns((n + BN - 1) / BN), count((u64)groups.tiles * columns) {}
+
+    DEVICE RowTile at(u64 t) const {
+        const Tile tile = groups.tile(t, columns);
+        const u32 inside = tile.row * BM;
+        return {tile.expert, groups.first(tile.expert) + inside, tile.column * BN, groups.rows(tile.expert) - inside};
+    }
+
+    // Calls f for each tile of this block.
+    template <class F> DEVICE void each(F f) const {
+        for (u64 t = blockIdx.x; t < count; t += gridDim.x) f(at(t));
+    }
+};
+
 // Calls f(expert, row, column) for this block's tiles of BM by BN of all experts' weights (OC,IC).
 template <int BM, int BN, class F> DEVICE void each_weight_tile(const Groups& groups, u32 oc, u32 ic, F f) {
     const u32 tall = (oc + BM - 1) / BM, wide = (ic + BN - 1) / BN;

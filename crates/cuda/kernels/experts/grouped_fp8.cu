@@ -73,35 +73,27 @@ template <bool FAST>
 DEVICE void rows_product(const Target& out, const TensorMap& a, const TensorMap& b, const i32* offsets, Fault* fault, u32 rows,
                          u32 experts, u32 k, u32 n, float scale, bool beside) {
     const Space space = prepare();
-    const Groups groups = read_groups<BM>(space.groups, offsets, experts, rows, fault);
-    const u32 columns = (n + BN - 1) / BN;
-    const u64 tiles = (u64)groups.tiles * columns;
+    const RowTiles<BM, BN> tiles(read_groups<BM>(space.groups, offsets, experts, rows, fault), n);
     Turn turn;
     if (threadIdx.x < GROUP) {
         fewer_registers<FEW>();
         if (threadIdx.x != 0) return;
-        for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
-            const Tile tile = groups.tile(t, columns);
-            const i32 row = (i32)(groups.first(tile.expert) + tile.row * BM), column = (i32)(tile.column * BN);
+        tiles.each([&](const RowTile& tile) {
+            const i32 column = (i32)tile.column;
             const i32 line = beside ? column : (i32)(tile.expert * n) + column, term = beside ? (i32)(tile.expert * k) : 0;
-            copy_tile<true, true>(space, turn, a, b, {row, 0, line, term, k});
-        }
+            copy_tile<true, true>(space, turn, a, b, {(i32)tile.row, 0, line, term, k});
+        });
     } else {
         more_registers<MANY>();
         ResultStores stores(space);
-        for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
-            u32 first, there, column;
+        for (u64 t = blockIdx.x; t < tiles.count; t += gridDim.x) {
+            RowTile tile;
             float acc[128];
-            const auto find = [&] {
-                const Tile tile = groups.tile(t, columns);
-                first = groups.first(tile.expert) + tile.row * BM;
-                there = groups.rows(tile.expert) - tile.row * BM;
-                column = tile.column * BN;
-            };
+            const auto find = [&] { tile = tiles.at(t); };
             if constexpr (FAST) multiply_fast(acc, space, turn, k, find);
             else multiply_exact<false>(acc, space, turn, 0, k, find);
             scale_all(acc, scale);
-            write(stores, out, column, first, there, n - column, acc);
+            write(stores, out, tile.column, tile.row, tile.rows, n - tile.column, acc);
         }
         stores.close();
     }

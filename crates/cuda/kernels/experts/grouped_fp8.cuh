@@ -12,10 +12,8 @@ constexpr bool WIDE = LEFT::FRACTION == 2;
 // Consumer: acc = this warpgroup's rows of a tile of at least one term, as the tensor cores sum.
 template <class F> DEVICE void multiply_fast(float (&acc)[128], const Space& space, Turn& turn, u32 terms, F meanwhile) {
     const u32 group = threadIdx.x / GROUP - 1;
-    u32 before = 0;
-    for (u32 k = 0; k < terms; k += TERMS, turn.next()) {
-        barrier_wait(space.full + 8 * turn.stage, turn.round);
-        const u32 a = space.a(turn.stage) + group * BOX, b = space.b(turn.stage);
+    const auto product = [&](u32 k, u32 stage) {
+        const u32 a = space.a(stage) + group * BOX, b = space.b(stage);
         wgmma_fence();
 #pragma unroll
         for (int s = 0; s < TERMS / 32; s++) {
@@ -28,17 +26,8 @@ template <class F> DEVICE void multiply_fast(float (&acc)[128], const Space& spa
                 wgmma_fp8_128<WIDE, 64>(acc, left, matrix_descriptor(b + 2 * BOX + s * 32, 16), k > 0 || s > 0);
             }
         }
-        wgmma_commit();
-        if (k > 0) {
-            wgmma_wait<1>();  // the products of the stage before are done
-            if (threadIdx.x % WARP == 0) barrier_arrive(space.empty + 8 * before);
-        }
-        before = turn.stage;
-    }
-    meanwhile();
-    wgmma_wait<0>();
-    hold(acc);
-    if (threadIdx.x % WARP == 0) barrier_arrive(space.empty + 8 * before);
+    };
+    multiply_stages<TERMS>(space, turn, terms, product, meanwhile, acc);
 }
 
 DEVICE void scale_all(float (&acc)[128], float scale) {

@@ -71,24 +71,22 @@ struct Work {
 // Producer: starts the copies of a tile. HALVES: the second half of the right operand's lines starts at `second`.
 template <bool A_ALONG, bool B_ALONG, bool HALVES = false>
 DEVICE void copy_tile(const Space& space, Turn& turn, const TensorMap& a, const TensorMap& b, const Work& work, i32 second = 0) {
-    for (u32 k = 0; k < work.terms; k += TERMS, turn.next()) {
-        const u32 full = space.full + 8 * turn.stage, to_a = space.a(turn.stage), to_b = space.b(turn.stage);
-        barrier_wait(space.empty + 8 * turn.stage, turn.round ^ 1);
-        barrier_expect(full, STAGE);
+    fill_stages<TERMS, STAGE>(space, turn, work.terms, [&](i32 k, u32 stage, u32 full) {
+        const u32 to_a = space.a(stage), to_b = space.b(stage);
         if constexpr (A_ALONG) {
-            tma_load(to_a, a, work.a_term + (i32)k, work.a_line, full);
+            tma_load(to_a, a, work.a_term + k, work.a_line, full);
         } else {
 #pragma unroll
-            for (int i = 0; i < BM / 64; i++) tma_load(to_a + i * BOX, a, work.a_line + i * 64, work.a_term + (i32)k, full);
+            for (int i = 0; i < BM / 64; i++) tma_load(to_a + i * BOX, a, work.a_line + i * 64, work.a_term + k, full);
         }
         if constexpr (B_ALONG) {
-            tma_load(to_b, b, work.b_term + (i32)k, work.b_line, full);
-            if constexpr (HALVES) tma_load(to_b + TILE_B / 2, b, work.b_term + (i32)k, second, full);
+            tma_load(to_b, b, work.b_term + k, work.b_line, full);
+            if constexpr (HALVES) tma_load(to_b + TILE_B / 2, b, work.b_term + k, second, full);
         } else {
 #pragma unroll
-            for (int i = 0; i < BN / 64; i++) tma_load(to_b + i * BOX, b, work.b_line + i * 64, work.b_term + (i32)k, full);
+            for (int i = 0; i < BN / 64; i++) tma_load(to_b + i * BOX, b, work.b_line + i * 64, work.b_term + k, full);
         }
-    }
+    });
 }
 
 // Zeros the terms from `first` on of a stage whose rows are terms. All consumer threads take part.
@@ -105,11 +103,9 @@ DEVICE void clear_terms(const Space& space, u32 stage, u32 first) {
 template <bool A_ALONG, bool B_ALONG, class F>
 DEVICE void multiply(float (&acc)[128], const Space& space, Turn& turn, u32 terms, F meanwhile) {
     const u32 group = threadIdx.x / GROUP - 1;
-    u32 before = 0;
-    for (u32 k = 0; k < terms; k += TERMS, turn.next()) {
-        barrier_wait(space.full + 8 * turn.stage, turn.round);
-        if (!A_ALONG && terms - k < TERMS) clear_terms(space, turn.stage, terms - k);
-        const u32 a = space.a(turn.stage) + group * BOX, b = space.b(turn.stage);
+    const auto product = [&](u32 k, u32 stage) {
+        if (!A_ALONG && terms - k < TERMS) clear_terms(space, stage, terms - k);
+        const u32 a = space.a(stage) + group * BOX, b = space.b(stage);
         wgmma_fence();
 #pragma unroll
         for (int s = 0; s < TERMS / 16; s++) {
@@ -118,17 +114,8 @@ DEVICE void multiply(float (&acc)[128], const Space& space, Turn& turn, u32 term
             const u64 right = matrix_descriptor(b + s * (B_ALONG ? 32 : 2048), B_ALONG ? 16 : BOX);
             wgmma_256<A_ALONG, B_ALONG>(acc, left, right, k > 0 || s > 0);
         }
-        wgmma_commit();
-        if (k > 0) {
-            wgmma_wait<1>();  // the products of the stage before are done
-            if (threadIdx.x % WARP == 0) barrier_arrive(space.empty + 8 * before);
-        }
-        before = turn.stage;
-    }
-    meanwhile();
-    wgmma_wait<0>();
-    hold(acc);
-    if (threadIdx.x % WARP == 0) barrier_arrive(space.empty + 8 * before);
+    };
+    multiply_stages<TERMS>(space, turn, terms, product, meanwhile, acc);
 }
 
 // Where a result goes.

@@ -66,38 +66,32 @@ template <class Act, class F>
 DEVICE void swiglu_product(const Target& out, Act act, const TensorMap& inp, const TensorMap& weight, const i32* offsets, Fault* fault,
                            u32 rows, u32 experts, u32 f, u32 k, F multiply) {
     const Space space = prepare();
-    const Groups groups = read_groups<BM>(space.groups, offsets, experts, rows, fault);
-    const u32 columns = (f + HALF - 1) / HALF;
-    const u64 tiles = (u64)groups.tiles * columns;
-    const auto first_row = [&](const Tile& tile) { return groups.first(tile.expert) + tile.row * BM; };
-    const auto rows_left = [&](const Tile& tile) { return groups.rows(tile.expert) - tile.row * BM; };
+    const RowTiles<BM, HALF> tiles(read_groups<BM>(space.groups, offsets, experts, rows, fault), f);
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     Turn turn;
     if (threadIdx.x < GROUP || threadIdx.x >= 3 * GROUP) {
         fewer_registers<FEW>();
         if (threadIdx.x == 0) {
-            for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
-                const Tile tile = groups.tile(t, columns);
-                const i32 line = (i32)(tile.expert * 2 * f + tile.column * HALF);
-                copy_tile<true, true, true>(space, turn, inp, weight, {(i32)first_row(tile), 0, line, 0, k}, line + (i32)f);
-            }
+            tiles.each([&](const RowTile& tile) {
+                const i32 line = (i32)(tile.expert * 2 * f + tile.column);
+                copy_tile<true, true, true>(space, turn, inp, weight, {(i32)tile.row, 0, line, 0, k}, line + (i32)f);
+            });
         } else if (warp > 0) {
             const u32 mine = warp < GROUP / WARP ? warp - 1 : warp - 2 * GROUP / WARP - 1;
             u32 parity = 0;
-            for (u64 t = blockIdx.x; t < tiles; t += gridDim.x, parity ^= 1) {
-                const Tile tile = groups.tile(t, columns);
-                const u32 column = tile.column * HALF, there = rows_left(tile);
-                const u64 to = first_row(tile) * (u64)f + column;
+            tiles.each([&](const RowTile& tile) {
+                const u64 to = tile.row * (u64)f + tile.column;
                 u32 before = CONSUMERS;
                 for (u32 row = mine * ROWS_AT_ONCE; row < BM; row += STEP) {
                     const u32 consumer = row / 16;
                     if (consumer != before) barrier_wait(space.filled + 8 * consumer, parity);
                     before = consumer;
-                    activate(act, to + row * (u64)f, f, space.store_tile(consumer), row % 16, (i32)there - (i32)row, f - column);
+                    activate(act, to + row * (u64)f, f, space.store_tile(consumer), row % 16, (i32)tile.rows - (i32)row, f - tile.column);
                     __syncwarp();
                     if (lane == 0 && (row + STEP) / 16 != consumer) barrier_arrive(space.drained + 8 * consumer);
                 }
-            }
+                parity ^= 1;
+            });
             act.finish();
         }
     } else {
@@ -105,12 +99,12 @@ DEVICE void swiglu_product(const Target& out, Act act, const TensorMap& inp, con
         ResultStores stores(space);
         const u32 consumer = warp - GROUP / WARP;
         u32 parity = 1;
-        for (u64 t = blockIdx.x; t < tiles; t += gridDim.x, parity ^= 1) {
-            Tile tile;
+        for (u64 t = blockIdx.x; t < tiles.count; t += gridDim.x, parity ^= 1) {
+            RowTile tile;
             float acc[128];
-            multiply(acc, space, turn, [&] { tile = groups.tile(t, columns); });
+            multiply(acc, space, turn, [&] { tile = tiles.at(t); });
             barrier_wait(space.drained + 8 * consumer, parity);  // the epilogue has read the tile before
-            write_halves(stores, out, tile.column * HALF, f, first_row(tile), rows_left(tile), acc);
+            write_halves(stores, out, tile.column, f, tile.row, tile.rows, acc);
             __syncwarp();
             if (lane == 0) barrier_arrive(space.filled + 8 * consumer);
         }

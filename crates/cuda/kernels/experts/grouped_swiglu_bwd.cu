@@ -67,14 +67,12 @@ struct Turn : PipelineState<STAGES> {
 
 // Producer: starts the copies of a tile from these places on; `term` is the first line of the expert's weight.
 DEVICE void copy_tile(const Space& space, Turn& turn, const TensorMap& d_out, const TensorMap& weight, i32 row, i32 column, i32 term, u32 terms) {
-    for (u32 k = 0; k < terms; k += BK, turn.next()) {
-        const u32 full = space.full + 8 * turn.stage, a = space.a(turn.stage), b = space.b(turn.stage);
-        barrier_wait(space.empty + 8 * turn.stage, turn.round ^ 1);
-        barrier_expect(full, STAGE);
-        tma_load(a, d_out, (i32)k, row, full);
-        tma_load(b, weight, column, term + (i32)k, full);
-        tma_load(b + BOX, weight, column + 64, term + (i32)k, full);
-    }
+    fill_stages<BK, STAGE>(space, turn, terms, [&](i32 k, u32 stage, u32 full) {
+        const u32 b = space.b(stage);
+        tma_load(space.a(stage), d_out, k, row, full);
+        tma_load(b, weight, column, term + k, full);
+        tma_load(b + BOX, weight, column + 64, term + k, full);
+    });
 }
 
 // The order of the consumers: a group waits for its turn to multiply, and hands it over when it has got all its operands. The barriers of
@@ -84,37 +82,25 @@ DEVICE void hand_turn(u32 group) { asm volatile("bar.arrive %0, 256;" ::"r"(2 - 
 
 // Consumer: acc = a tile of at least one term, 64 rows in each half. `meanwhile` is called while the last products run.
 template <class F> DEVICE void multiply(float (&acc)[2][64], const Space& space, Turn& turn, u32 group, u32 terms, F meanwhile) {
-    const auto release = [&](u32 stage) {
-        if (threadIdx.x % WARP == 0) barrier_arrive(space.empty + 8 * stage);
-    };
     // Zeros, rather than a first product that does not add: acc would hold its registers during the epilogue too.
 #pragma unroll
     for (int i = 0; i < 64; i++) acc[0][i] = acc[1][i] = 0.0f;
     await_turn(group);
-    u32 before = 0;
-    for (u32 k = 0; k < terms; k += BK, turn.next()) {
-        barrier_wait(space.full + 8 * turn.stage, turn.round);
+    const auto product = [&](u32, u32 stage) {
         wgmma_fence();
 #pragma unroll
         for (int s = 0; s < BK / 16; s++) {
-            const u64 right = matrix_descriptor(space.b(turn.stage) + s * 2048, BOX);
+            const u64 right = matrix_descriptor(space.b(stage) + s * 2048, BOX);
 #pragma unroll
             for (int m = 0; m < 2; m++)
-                wgmma_128<true, false>(acc[m], matrix_descriptor(space.a(turn.stage) + m * BOX + s * 32, 16), right, 1);
+                wgmma_128<true, false>(acc[m], matrix_descriptor(space.a(stage) + m * BOX + s * 32, 16), right, 1);
         }
-        wgmma_commit();
-        if (k > 0) {
-            wgmma_wait<1>();  // the products of the stage before are done
-            release(before);
-        }
-        before = turn.stage;
-    }
-    hand_turn(group);
-    meanwhile();
-    wgmma_wait<0>();
-    hold(acc[0]);
-    hold(acc[1]);
-    release(before);
+    };
+    const auto rest = [&] {
+        hand_turn(group);
+        meanwhile();
+    };
+    multiply_stages<BK>(space, turn, terms, product, rest, acc[0], acc[1]);
 }
 
 // 16 bytes from or to memory if `there`. There is no branch, so that arithmetic of other rows may be moved past.
@@ -213,18 +199,14 @@ KERNEL __launch_bounds__(THREADS, 1)
                        const i32* offsets, Fault* fault, u32 rows, u32 experts, u32 f, u32 k) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     const Space space = prepare();
-    const Groups groups = read_groups<BM>(space.groups, offsets, experts, rows, fault);
-    const u32 columns = (f + BN - 1) / BN;
-    const u64 tiles = (u64)groups.tiles * columns;
+    const RowTiles<BM, BN> tiles(read_groups<BM>(space.groups, offsets, experts, rows, fault), f);
     Turn turn;
     if (threadIdx.x < GROUP) {
         fewer_registers<FEW>();
         if (threadIdx.x != 0) return;
-        for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
-            const Tile tile = groups.tile(t, columns);
-            const i32 row = (i32)(groups.first(tile.expert) + tile.row * BM), column = (i32)(tile.column * BN);
-            copy_tile(space, turn, d_out, weight, row, column, (i32)(tile.expert * k), k);
-        }
+        tiles.each([&](const RowTile& tile) {
+            copy_tile(space, turn, d_out, weight, (i32)tile.row, (i32)tile.column, (i32)(tile.expert * k), k);
+        });
     } else {
         more_registers<MANY>();
         const u32 group = threadIdx.x / GROUP - 1, warp = threadIdx.x / WARP - GROUP / WARP, lane = threadIdx.x % WARP;
@@ -232,14 +214,14 @@ KERNEL __launch_bounds__(THREADS, 1)
         mine.has_act = act != nullptr;
         if (group == 1) hand_turn(group);
         turn.skip(group * (k / BK));
-        for (u64 t = blockIdx.x + group * (u64)gridDim.x; t < tiles; t += 2 * (u64)gridDim.x, turn.skip(k / BK)) {
+        for (u64 t = blockIdx.x + group * (u64)gridDim.x; t < tiles.count; t += 2 * (u64)gridDim.x, turn.skip(k / BK)) {
             float acc[2][64];
             Some x;
             multiply(acc, space, turn, group, k, [&] {
-                const Tile tile = groups.tile(t, columns);
-                const u32 inside = tile.row * BM + warp % 4 * 16 + lane / 16, column = tile.column * BN + lane % 16 * 8;
-                const u64 row = groups.first(tile.expert) + inside;
-                mine.rows = column < f ? (i32)groups.rows(tile.expert) - (i32)inside : 0;
+                const RowTile tile = tiles.at(t);
+                const u32 inside = warp % 4 * 16 + lane / 16, column = tile.column + lane % 16 * 8;
+                const u64 row = tile.row + inside;
+                mine.rows = column < f ? (i32)tile.rows - (i32)inside : 0;
                 mine.from = reinterpret_cast<u64>(inp + row * 2 * f + column);
                 mine.to = reinterpret_cast<u64>(d_inp + row * 2 * f + column);
                 mine.again = reinterpret_cast<u64>(act + row * f + column);

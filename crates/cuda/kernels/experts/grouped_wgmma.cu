@@ -20,33 +20,24 @@ template <bool ALONG>
 DEVICE void rows_product(const Target& out, const TensorMap& inp, const TensorMap& weight, const i32* offsets, Fault* fault,
                          u32 rows, u32 experts, u32 n, u32 k) {
     const Space space = prepare();
-    const Groups groups = read_groups<BM>(space.groups, offsets, experts, rows, fault);
-    const u32 columns = (n + BN - 1) / BN;
-    const u64 tiles = (u64)groups.tiles * columns;
+    const RowTiles<BM, BN> tiles(read_groups<BM>(space.groups, offsets, experts, rows, fault), n);
     Turn turn;
     if (threadIdx.x < GROUP) {
         fewer_registers<FEW>();
         if (threadIdx.x != 0) return;
-        for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
-            const Tile tile = groups.tile(t, columns);
-            const i32 row = (i32)(groups.first(tile.expert) + tile.row * BM), column = (i32)(tile.column * BN);
-            const i32 first = (i32)(tile.expert * (ALONG ? n : k));
-            const Work work{row, 0, ALONG ? first + column : column, ALONG ? 0 : first, k};
+        tiles.each([&](const RowTile& tile) {
+            const i32 column = (i32)tile.column, first = (i32)(tile.expert * (ALONG ? n : k));
+            const Work work{(i32)tile.row, 0, ALONG ? first + column : column, ALONG ? 0 : first, k};
             copy_tile<true, ALONG>(space, turn, inp, weight, work);
-        }
+        });
     } else {
         more_registers<MANY>();
         ResultStores stores(space);
-        for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
-            u32 first, there, column;
+        for (u64 t = blockIdx.x; t < tiles.count; t += gridDim.x) {
+            RowTile tile;
             float acc[128];
-            multiply<true, ALONG>(acc, space, turn, k, [&] {
-                const Tile tile = groups.tile(t, columns);
-                first = groups.first(tile.expert) + tile.row * BM;
-                there = groups.rows(tile.expert) - tile.row * BM;
-                column = tile.column * BN;
-            });
-            write(stores, out, column, first, there, n - column, acc);
+            multiply<true, ALONG>(acc, space, turn, k, [&] { tile = tiles.at(t); });
+            write(stores, out, tile.column, tile.row, tile.rows, n - tile.column, acc);
         }
         stores.close();
     }

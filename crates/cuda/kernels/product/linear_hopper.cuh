@@ -85,28 +85,24 @@ DEVICE void produce(const Space& space, const Tiles& tiles, const TensorMap& a, 
     Turn turn;
     for (u32 t = blockIdx.x; t < tiles.count(); t += gridDim.x) {
         const uint2 at = tiles.at(t);
-        for (u32 k = 0; k < terms; k += BK, turn.next()) {
-            const u32 full = space.full + 8 * turn.stage, to_b = space.b(turn.stage);
-            barrier_wait(space.empty + 8 * turn.stage, turn.round ^ 1);
-            barrier_expect(full, STAGE);
-            tma_load(space.a(turn.stage), a, (i32)k, (i32)at.x, full);
+        fill_stages<BK, STAGE>(space, turn, terms, [&](i32 k, u32 stage, u32 full) {
+            const u32 to_b = space.b(stage);
+            tma_load(space.a(stage), a, k, (i32)at.x, full);
             if constexpr (ALONG) {
-                tma_load(to_b, b, (i32)k, (i32)at.y, full);
+                tma_load(to_b, b, k, (i32)at.y, full);
             } else {
 #pragma unroll
-                for (int i = 0; i < BN / 64; i++) tma_load(to_b + i * BOX, b, (i32)at.y + i * 64, (i32)k, full);
+                for (int i = 0; i < BN / 64; i++) tma_load(to_b + i * BOX, b, (i32)at.y + i * 64, k, full);
             }
-        }
+        });
     }
 }
 
 // Consumer: acc = this warpgroup's rows of a tile. `meanwhile` is called while the last products run.
 template <bool ALONG, class F> DEVICE void multiply(float (&acc)[128], const Space& space, Turn& turn, u32 terms, F meanwhile) {
     const u32 group = threadIdx.x / GROUP - 1;
-    u32 before = 0;
-    for (u32 k = 0; k < terms; k += BK, turn.next()) {
-        barrier_wait(space.full + 8 * turn.stage, turn.round);
-        const u32 a = space.a(turn.stage) + group * BOX, b = space.b(turn.stage);
+    const auto product = [&](u32 k, u32 stage) {
+        const u32 a = space.a(stage) + group * BOX, b = space.b(stage);
         wgmma_fence();
 #pragma unroll
         for (int s = 0; s < BK / 16; s++) {
@@ -114,17 +110,8 @@ template <bool ALONG, class F> DEVICE void multiply(float (&acc)[128], const Spa
             const u64 right = matrix_descriptor(b + s * (ALONG ? 32 : 2048), ALONG ? 16 : BOX);
             wgmma_256<true, ALONG>(acc, left, right, k > 0 || s > 0);
         }
-        wgmma_commit();
-        if (k > 0) {
-            wgmma_wait<1>();  // the products of the stage before are done
-            if (threadIdx.x % WARP == 0) barrier_arrive(space.empty + 8 * before);
-        }
-        before = turn.stage;
-    }
-    meanwhile();
-    wgmma_wait<0>();
-    hold(acc);
-    if (threadIdx.x % WARP == 0) barrier_arrive(space.empty + 8 * before);
+    };
+    multiply_stages<BK>(space, turn, terms, product, meanwhile, acc);
 }
 
 // The place of 16 bytes in a consumer's rows: `chunk` of 8 columns of `row`.
