@@ -128,6 +128,8 @@ pub struct TokenChoice {
 pub struct Timed {
     /// Index of the op that launched it.
     pub op: usize,
+    /// Index of the first op whose work is done with that of `op`: `op` itself, or an earlier one that an engine joined with it.
+    pub first: usize,
     /// The kernel's name, or the op's.
     pub name: String,
     /// When it started, in nanoseconds from the start of the recording.
@@ -252,7 +254,13 @@ pub trait Engine: Send {
             self.run(program, op..op + 1, scalars)?;
             self.synchronize()?;
             let name = program.nodes().get(op).map_or("", |node| node.op.name()).to_owned();
-            record.push(Timed { op, name, start_ns: nanos(begun), ns: nanos(start.elapsed() - begun) });
+            record.push(Timed {
+                op,
+                first: op,
+                name,
+                start_ns: nanos(begun),
+                ns: nanos(start.elapsed() - begun),
+            });
         }
         Ok(())
     }

@@ -9,6 +9,8 @@ use std::rc::Rc;
 pub(crate) struct Launch {
     /// Index of the op in the program.
     pub op: usize,
+    /// Index of the first op whose work it does: an earlier one where it replaces that one's launch.
+    pub first: usize,
     /// What profiles call it: the kernel's or library's name.
     pub name: &'static str,
     pub work: Work,

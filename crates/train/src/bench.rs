@@ -275,7 +275,7 @@ mod tests {
         b.push(Fill { out, value: 1.0 }).unwrap();
         b.push(AllGather { data: out, slices: Slices::new(Place { rank: 0, world: 2 }) }).unwrap();
         let program = b.finish().unwrap();
-        let timed = |op, start_ns, ns| Timed { op, name: String::new(), start_ns, ns };
+        let timed = |op, start_ns, ns| Timed { op, first: op, name: String::new(), start_ns, ns };
         let timeline = vec![timed(0, 0, 60), timed(0, 50, 50), timed(1, 20, 160), timed(1, 300, 20)];
         let recording = Recording { timeline, ..Recording::default() };
         assert_eq!(recording.exchanged_and_hidden(&program), (180, 80));
@@ -295,8 +295,8 @@ mod tests {
     fn step(times: [u64; 2]) -> Vec<Timed> {
         let [a, b] = times;
         vec![
-            Timed { op: 0, name: "a".into(), start_ns: 5, ns: a },
-            Timed { op: 2, name: "b".into(), start_ns: 105, ns: b },
+            Timed { op: 0, first: 0, name: "a".into(), start_ns: 5, ns: a },
+            Timed { op: 2, first: 2, name: "b".into(), start_ns: 105, ns: b },
         ]
     }
 

@@ -10,7 +10,7 @@ use crate::hardware::{MadeBy, human_bytes};
 use crate::{Outcome, number, out};
 use anyhow::Result;
 use clap::Args;
-use group::{Group, Style, groups, idle, of_kernels, of_ops, table};
+use group::{Group, Style, groups, idle, joined, kinds, of_kernels, of_ops, size, table};
 use ironhorse::core::{EngineExt, Limits, Program, Section};
 use ironhorse::train::bench::{Recording, profile_steps, time_steps};
 use ironhorse::train::picture::{Bar, Bars, bars_svg};
@@ -19,6 +19,7 @@ use ranks::Exchanged;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::ffi::OsString;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Times each op and kernel of a training step and shows where the time goes, compared with the limits of the device
@@ -52,9 +53,10 @@ pub struct ProfileArgs {
     json: Option<PathBuf>,
 }
 
+/// An op, or several that the engine joined; these come from where the last of them does.
 #[derive(Serialize)]
 struct OpReport {
-    op: &'static str,
+    op: String,
     origin: String,
     section: &'static str,
     ms: f64,
@@ -157,8 +159,8 @@ fn report(args: &ProfileArgs, mut session: Session, inputs: &Inputs) -> Result<O
         busy: gpu.is_some().then(|| figures.busy()),
         exchanged: Exchanged::new(place, &recording, program),
         memory_use: memory_map(&memory),
-        by_kind: figures.by(|op| program.nodes()[op].op.name().to_owned()),
-        by_section: figures.by(|op| program.nodes()[op].section.name().to_owned()),
+        by_kind: figures.by(|ops| kinds(program, ops)),
+        by_section: figures.by(|ops| program.nodes()[ops.end - 1].section.name().to_owned()),
         by_layer: figures.by_layer(),
         ops: figures.ops(),
         gpu,
@@ -229,6 +231,10 @@ impl Figures<'_> {
         self.recording.op_ns(self.program.range(Section::Update).end)
     }
 
+    fn joined(&self) -> Vec<Range<usize>> {
+        joined(&self.recording.kernels, self.op_ns().len())
+    }
+
     fn kernel_ms(&self) -> f64 {
         self.recording.kernels.iter().map(|kernel| kernel.ns as f64 / 1e6).sum()
     }
@@ -242,8 +248,9 @@ impl Figures<'_> {
         self.ms().max(self.kernel_ms())
     }
 
-    fn by(&self, name: impl Fn(usize) -> String) -> Vec<Group> {
-        let work = of_ops(self.program, &self.op_ns(), name);
+    /// Adds up by a name of each op, or of several that are joined.
+    fn by(&self, name: impl Fn(Range<usize>) -> String) -> Vec<Group> {
+        let work = of_ops(self.program, self.joined(), &self.op_ns(), name);
         self.with_idle(groups(work, &self.limits, Some(self.whole_ms())))
     }
 
@@ -253,7 +260,8 @@ impl Figures<'_> {
     }
 
     fn by_layer(&self) -> Vec<Group> {
-        let mut groups = self.by(|op| layer_of(self.program.origin(&self.program.nodes()[op])).to_owned());
+        let mut groups =
+            self.by(|ops| layer_of(self.program.origin(&self.program.nodes()[ops.end - 1])).to_owned());
         groups.sort_by_key(|group| layer_order(&group.name));
         groups
     }
@@ -280,14 +288,16 @@ impl Figures<'_> {
     }
 
     fn ops(&self) -> Vec<OpReport> {
-        let nodes = self.program.nodes().iter().zip(self.op_ns());
-        nodes
-            .map(|(node, ns)| {
+        let times = self.op_ns();
+        self.joined()
+            .into_iter()
+            .map(|ops| {
+                let (node, ns) = (&self.program.nodes()[ops.end - 1], times[ops.clone()].iter().sum::<u64>());
                 let seconds = ns as f64 * 1e-9;
                 let rate = |amount: f64| if ns > 0 { amount / seconds } else { 0.0 };
-                let (flops, bytes) = (node.op.flops(), node.op.bytes());
+                let (flops, bytes) = size(self.program, ops.clone());
                 OpReport {
-                    op: node.op.name(),
+                    op: kinds(self.program, ops),
                     origin: self.program.origin(node).to_owned(),
                     section: node.section.name(),
                     ms: seconds * 1e3,

@@ -49,7 +49,9 @@ impl CudaEngine {
             tracing::warn!("kernels are timed with events: CUPTI recorded none of ours");
             return Ok(None);
         }
-        Ok(Some(timeline(activities)))
+        let first =
+            |op| lowered.launches.iter().filter(|launch| launch.op == op).map(|launch| launch.first).min();
+        Ok(Some(timeline(activities, |op| first(op).unwrap_or(op))))
     }
 
     /// An event before and after each launch, all of them on one stream, so that nothing runs beside them. A launch's time includes the gap before the next one, about a
@@ -73,7 +75,13 @@ impl CudaEngine {
         let mut start_ns = 0;
         for (launch, ends) in launches.iter().zip(events.windows(2)) {
             let ns = (f64::from(ends[1].since(&ends[0])?) * 1e6).max(0.0) as u64;
-            timed.push(Timed { op: launch.op, name: launch.name.to_owned(), start_ns, ns });
+            timed.push(Timed {
+                op: launch.op,
+                first: launch.first,
+                name: launch.name.to_owned(),
+                start_ns,
+                ns,
+            });
             start_ns += ns;
         }
         Ok(timed)
@@ -98,7 +106,7 @@ impl CudaEngine {
 }
 
 /// Kernels in order of start, counted from the first. One whose call is not known belongs to the op before it.
-fn timeline(activities: Vec<(Option<u64>, Activity)>) -> Vec<Timed> {
+fn timeline(activities: Vec<(Option<u64>, Activity)>, first_of: impl Fn(usize) -> usize) -> Vec<Timed> {
     let first = activities.first().map_or(0, |(_, activity)| activity.start);
     let mut op = activities.iter().find_map(|(op, _)| *op).unwrap_or(0);
     activities
@@ -106,7 +114,8 @@ fn timeline(activities: Vec<(Option<u64>, Activity)>) -> Vec<Timed> {
         .map(|(of, activity)| {
             op = of.unwrap_or(op);
             let (start_ns, ns) = (activity.start - first, activity.end - activity.start);
-            Timed { op: op as usize, name: short_name(&activity.name), start_ns, ns }
+            let op = op as usize;
+            Timed { op, first: first_of(op), name: short_name(&activity.name), start_ns, ns }
         })
         .collect()
 }

@@ -109,7 +109,7 @@ fn with_norm(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     let mut written = [out, out_t, op.inverse, seen].into_iter();
     let apart = written.all(|to| ![norm.a, norm.b].iter().any(|from| from.overlaps(&to)));
     let Some((kernel, grid)) = norm.fp8(format_name(op.format))?.filter(|_| apart) else { return Ok(false) };
-    cx.out.pop(); // the norm's launch
+    let replaced = cx.out.pop(); // the norm's launch
     let args = cx.pointers(&[out, out_t, op.inverse, seen, op.amax])?;
     let [residual, of_norm, rest @ ..] = norm.slots();
     let of_norm = of_norm.filter(|slot| is_read_later(cx, *slot));
@@ -117,6 +117,7 @@ fn with_norm(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     let args = args.u32s([norm.a.shape.rows(), norm.a.shape.cols()]);
     let args = args.u32(op.margin as u32).u32(op.unknown as u32);
     cx.launch(&kernel.spec, kernel.name, grid, args)?;
+    cx.joins(replaced);
     Ok(true)
 }
 
@@ -160,12 +161,13 @@ fn with_swiglu(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
         return Ok(false);
     }
     let Some(grid) = tiles(op.inp, TILE).filter(|_| fits(op.inp)) else { return Ok(false) };
-    cx.out.pop(); // SwiGLU's launch
+    let replaced = cx.out.pop(); // SwiGLU's launch
     let args =
         cx.optional_pointers(&[op.out, op.out_t, Some(op.inverse), op.seen, Some(op.amax), Some(inp)])?;
     let args = args.u32s([op.inp.shape.rows(), op.inp.shape.cols()]);
     let args = args.u32(op.margin as u32).u32(op.unknown as u32);
     cx.launch(&file_spec("fp8/swiglu.cu", op.format)?, "swiglu_quantize", grid, args)?;
+    cx.joins(replaced);
     Ok(true)
 }
 
@@ -179,7 +181,7 @@ fn with_permute(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     }
     let aligned = cx.ptr(inp)?.is_multiple_of(16);
     let Some(grid) = tiles(op.inp, TILE).filter(|_| fits(op.inp) && aligned) else { return Ok(false) };
-    cx.out.pop(); // the launch of the permutation
+    let replaced = cx.out.pop(); // the launch of the permutation
     let args = cx.optional_pointers(&[
         op.out,
         op.out_t,
@@ -193,6 +195,7 @@ fn with_permute(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     let args = args.ptr(cx.fault).u32s([rows, cols, rows / inp.shape.rows().max(1)]);
     let args = args.u32(op.margin as u32).u32(op.unknown as u32);
     cx.launch(&file_spec("fp8/permute.cu", op.format)?, "permute_quantize", grid, args)?;
+    cx.joins(replaced);
     Ok(true)
 }
 
@@ -218,7 +221,7 @@ fn with_swiglu_bwd(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     let Some(grid) = tiles(op.inp, BACK_COLUMNS).filter(|_| by_itself && fits(op.inp)) else {
         return Ok(false);
     };
-    cx.out.truncate(cx.out.len() - 2); // the launches of SwiGLU's backward and of the quantiser behind it
+    let replaced = cx.out.split_off(cx.out.len() - 2); // the launches of SwiGLU's backward and of the quantiser behind it
     let args = cx.pointers(&[
         d_rows, d_columns, of.inverse, seen, of.amax, columns, op.inverse, op.amax, d_out, inp,
     ])?;
@@ -226,6 +229,7 @@ fn with_swiglu_bwd(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     let args =
         [of.margin, of.unknown, op.margin, op.unknown].into_iter().fold(args, |args, n| args.u32(n as u32));
     cx.launch(&file_spec("fp8/swiglu.cu", of.format)?, "swiglu_bwd_quantize", grid, args)?;
+    cx.joins(replaced);
     Ok(true)
 }
 

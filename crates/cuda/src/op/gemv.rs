@@ -107,8 +107,9 @@ pub(super) fn linear_few(cx: &mut Lower<'_>, op: &LinearFwd) -> Result<bool> {
     let args = cx.optional_pointers(&[Some(op.out), op.pre.map(|pre| pre.slot)])?;
     let spec = shape.spec(op.pre.map(|pre| pre.act))?;
     let mut early: Vec<_> = op.bias.into_iter().chain([op.weight]).collect();
+    let mut replaced = None;
     let (kernel, args) = if let Some(norm) = norm_ahead(cx, op) {
-        cx.out.pop(); // the norm's launch
+        replaced = cx.out.pop(); // the norm's launch
         let args = cx.append(args.ptr(weight).ptr(bias).u32(outs as u32), &norm.slots())?;
         early.extend(norm.bias.into_iter().chain([norm.weight]));
         (with_norm(spec, act, norm.bias.is_some(), norm.gain)?.kernel("gemv_norm"), args.f32(norm.eps))
@@ -117,6 +118,7 @@ pub(super) fn linear_few(cx: &mut Lower<'_>, op: &LinearFwd) -> Result<bool> {
         (spec.kernel("gemv"), args.u32(rows as u32).u32(outs as u32))
     };
     cx.launch_chained(&kernel, shape.grid(outs), args, &early)?;
+    cx.joins(replaced);
     Ok(true)
 }
 

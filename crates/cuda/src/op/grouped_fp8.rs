@@ -129,7 +129,7 @@ pub(super) fn with_product(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     if !whole || !fits || !alone || of.beside || !of.fast || op.format != Fp8::E4M3 {
         return Ok(false);
     }
-    cx.out.truncate(cx.out.len() - 2); // the launches of the product and of SwiGLU
+    let replaced = cx.out.split_off(cx.out.len() - 2); // the launches of the product and of SwiGLU
     let args = product.mapped(cx, Path::Wgmma.tile()[1] / 2)?; // gates, and as many ups
     let spec = swiglu_spec(formats[0]);
     let how = (Path::Wgmma, SWIGLU_THREADS);
@@ -137,6 +137,7 @@ pub(super) fn with_product(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
         let args = cx.append(args, &[out, op.inverse, seen, op.amax].map(Some))?;
         Ok(args.u32(op.margin as u32).u32(op.unknown as u32))
     })?;
+    cx.joins(replaced);
     Ok(true)
 }
 

@@ -30,7 +30,7 @@ pub(super) fn with_product(cx: &mut Lower<'_>, op: &SwigluBwd) -> Result<bool> {
     if op.gate != Gate::Silu || of.d_inp != op.d_out || !takes(cx, op, &of)? || !is_alone(cx, op, &of) {
         return Ok(false);
     }
-    cx.out.pop(); // the launch of the product
+    let replaced = cx.out.pop(); // the launch of the product
     let g = Groups::new(of.d_inp, of.weight)?;
     let args = cx.append(Args::new(), &[Some(op.d_inp), op.act, Some(op.inp)])?;
     let args = [(of.d_out, TILE), (of.weight, BOX)].into_iter().try_fold(args, |args, (slot, lines)| {
@@ -42,6 +42,7 @@ pub(super) fn with_product(cx: &mut Lower<'_>, op: &SwigluBwd) -> Result<bool> {
     let resident = (cx.device.info.sms * function.blocks_per_sm(THREADS, bytes)?.max(1)) as usize;
     let blocks = g.row_tiles(TILE) * g.ic.div_ceil(TILE);
     cx.launch_function(name, function, Grid::linear(blocks.min(resident), THREADS).shared(bytes), args);
+    cx.joins(replaced);
     Ok(true)
 }
 

@@ -114,7 +114,7 @@ pub(super) fn leave_sums(cx: &mut Lower<'_>, op: &CrossEntropy) -> Result<u64> {
     let args = arguments(cx, op)?.ptr(of_rows);
     walk(cx, op, SUMS, args)?;
     if let (Some(new), Some(old)) = (cx.out.last_mut(), replaced) {
-        new.op = old.op;
+        (new.op, new.first) = (old.op, old.first);
     }
     Ok(of_rows)
 }

@@ -150,7 +150,13 @@ impl Lower<'_> {
     }
 
     fn push_kernel(&mut self, name: &'static str, kernel: KernelLaunch) {
-        self.out.push(Launch { op: self.op, name, work: Work::Kernel(kernel) });
+        self.out.push(Launch { op: self.op, first: self.op, name, work: Work::Kernel(kernel) });
+    }
+
+    /// Says that the last launch does the work of those that it replaces too.
+    pub fn joins(&mut self, replaced: impl IntoIterator<Item = Launch>) {
+        let Some(new) = self.out.last_mut() else { return };
+        new.first = replaced.into_iter().map(|old| old.first).fold(new.first, usize::min);
     }
 
     /// Adds several kernel launches.
@@ -162,16 +168,21 @@ impl Lower<'_> {
 
     /// Adds a call of a library.
     pub fn call(&mut self, name: &'static str, call: Rc<dyn LibraryCall>) {
-        self.out.push(Launch { op: self.op, name, work: Work::Call(call) });
+        self.out.push(Launch { op: self.op, first: self.op, name, work: Work::Call(call) });
     }
 
     /// Adds a fill with zero.
     pub fn zero(&mut self, at: u64, bytes: usize) {
-        self.out.push(Launch { op: self.op, name: "zero", work: Work::Zero { at, bytes } });
+        self.out.push(Launch { op: self.op, first: self.op, name: "zero", work: Work::Zero { at, bytes } });
     }
 
     /// Adds a copy within the device.
     pub fn copy(&mut self, to: u64, from: u64, bytes: usize) {
-        self.out.push(Launch { op: self.op, name: "copy", work: Work::Copy { to, from, bytes } });
+        self.out.push(Launch {
+            op: self.op,
+            first: self.op,
+            name: "copy",
+            work: Work::Copy { to, from, bytes },
+        });
     }
 }

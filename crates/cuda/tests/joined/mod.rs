@@ -31,9 +31,13 @@ pub fn bits(engine: &mut CudaEngine, slots: &[Slot]) -> Vec<Vec<u32>> {
     slots.iter().map(read).collect()
 }
 
-/// The names of the kernels of all ops in one range.
+/// The names of the kernels of all ops in one range, each of which says whose work it does.
 pub fn kernels(engine: &mut CudaEngine, program: &Program) -> Vec<String> {
     let mut record = Vec::new();
-    engine.profile(program, 0..program.nodes().len(), &[], &Scalars::default(), &mut record).unwrap();
+    let ops = 0..program.nodes().len();
+    engine.profile(program, ops.clone(), &[], &Scalars::default(), &mut record).unwrap();
+    let is_done = |op: &usize| record.iter().any(|timed| (timed.first..=timed.op).contains(op));
+    let left: Vec<usize> = ops.filter(|op| !is_done(op)).collect();
+    assert!(left.is_empty(), "no kernel says that it does the work of ops {left:?}: {record:?}");
     record.into_iter().map(|timed| timed.name).collect()
 }

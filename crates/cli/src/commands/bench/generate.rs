@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn kernels_add_up_by_name() {
-        let timed = |name: &str, ns| Timed { op: 0, name: name.into(), start_ns: 0, ns };
+        let timed = |name: &str, ns| Timed { op: 0, first: 0, name: name.into(), start_ns: 0, ns };
         let groups = by_kernel(&[timed("a", 1000), timed("b", 5000), timed("a", 2000)]);
         let found: Vec<_> = groups.iter().map(|group| (group.name.as_str(), group.calls, group.ms)).collect();
         assert_eq!(found, [("b", 1, 0.005), ("a", 2, 0.003)]);

@@ -2,8 +2,9 @@
 
 use crate::out;
 use anyhow::Result;
-use ironhorse::core::{Limits, Program, Timed};
+use ironhorse::core::{Limits, Program, Slot, Timed};
 use serde::Serialize;
+use std::ops::Range;
 
 /// All ops or kernels of one name.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -88,39 +89,85 @@ pub fn idle(ms: f64, total_ms: f64) -> Group {
     group
 }
 
-/// The work of each op.
-pub fn of_ops(program: &Program, op_ns: &[u64], name: impl Fn(usize) -> String) -> Vec<(String, Work)> {
-    let ops = program.nodes().iter().zip(op_ns).enumerate();
-    ops.map(|(i, (node, &ns))| {
-        let size = Some((node.op.flops(), node.op.bytes()));
-        (name(i), Work { seconds: ns as f64 * 1e-9, size })
-    })
-    .collect()
+/// The ops of a program in order, those that the engine joined in one range.
+pub fn joined(kernels: &[Timed], ops: usize) -> Vec<Range<usize>> {
+    let mut last: Vec<usize> = (0..ops).collect(); // the op that each one is done with
+    for kernel in kernels {
+        for at in last.iter_mut().take(kernel.op).skip(kernel.first) {
+            *at = kernel.op.max(*at);
+        }
+    }
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    let mut until = 0;
+    for (op, last) in last.into_iter().enumerate() {
+        match ranges.last_mut().filter(|_| op < until) {
+            Some(range) => range.end = op + 1,
+            None => ranges.push(op..op + 1),
+        }
+        until = until.max(last + 1);
+    }
+    ranges
+}
+
+/// The kinds of joined ops, as one name.
+pub fn kinds(program: &Program, ops: Range<usize>) -> String {
+    let names: Vec<&str> = program.nodes()[ops].iter().map(|node| node.op.name()).collect();
+    names.join(" + ")
+}
+
+/// Operations and bytes of joined ops: those of each, less what one reads of another's result.
+pub fn size(program: &Program, ops: Range<usize>) -> (u64, u64) {
+    let nodes = &program.nodes()[ops];
+    let (mut flops, mut bytes) = (0, 0_u64);
+    for (i, node) in nodes.iter().enumerate() {
+        let made = |slot: &Slot| nodes[..i].iter().any(|earlier| earlier.op.writes().any(|to| to == *slot));
+        let passed: u64 = node.op.reads().filter(made).map(|slot| slot.bytes() as u64).sum();
+        flops += node.op.flops();
+        bytes += node.op.bytes().saturating_sub(passed);
+    }
+    (flops, bytes)
+}
+
+/// The work of each op, or of several that are joined.
+pub fn of_ops(
+    program: &Program,
+    ops: Vec<Range<usize>>,
+    op_ns: &[u64],
+    name: impl Fn(Range<usize>) -> String,
+) -> Vec<(String, Work)> {
+    ops.into_iter()
+        .map(|ops| {
+            let ns: u64 = op_ns[ops.clone()].iter().sum();
+            let size = Some(size(program, ops.clone()));
+            (name(ops), Work { seconds: ns as f64 * 1e-9, size })
+        })
+        .collect()
 }
 
 /// The work of each kernel. What it computes is known if it is its op's only kernel, or if the op is bound by
-/// arithmetic and this kernel takes most of its time.
+/// arithmetic and this kernel takes most of its time. Ops that are joined count as one.
 pub fn of_kernels(
     program: &Program,
     kernels: &[Timed],
     op_ns: &[u64],
     limits: &Limits,
 ) -> Vec<(String, Work)> {
-    let mut per_op = vec![0_usize; op_ns.len()];
-    for kernel in kernels {
-        if let Some(count) = per_op.get_mut(kernel.op) {
-            *count += 1;
-        }
-    }
-    let size = |kernel: &Timed| {
-        let op = &program.nodes().get(kernel.op)?.op;
-        let (count, ns) = (per_op.get(kernel.op)?, op_ns.get(kernel.op)?);
-        let (flops, bytes) = (op.flops(), op.bytes());
+    let ops = joined(kernels, op_ns.len());
+    let place = |kernel: &Timed| ops.iter().position(|ops| ops.contains(&kernel.op));
+    let places: Vec<Option<usize>> = kernels.iter().map(place).collect();
+    let mut counts = vec![0_usize; ops.len()];
+    places.iter().flatten().for_each(|&at| counts[at] += 1);
+    let size = |kernel: &Timed, at: usize| {
+        let ns: u64 = op_ns[ops[at].clone()].iter().sum();
+        let (flops, bytes) = size(program, ops[at].clone());
         let arithmetic = flops as f64 / limits.flops_per_s > bytes as f64 / limits.bytes_per_s;
-        (*count == 1 || (arithmetic && kernel.ns > ns / 2)).then_some((flops, bytes))
+        (counts[at] == 1 || (arithmetic && kernel.ns > ns / 2)).then_some((flops, bytes))
     };
-    let work = |kernel: &Timed| Work { seconds: kernel.ns as f64 * 1e-9, size: size(kernel) };
-    kernels.iter().map(|kernel| (kernel.name.clone(), work(kernel))).collect()
+    let work = |(kernel, at): (&Timed, &Option<usize>)| {
+        let size = at.and_then(|at| size(kernel, at));
+        (kernel.name.clone(), Work { seconds: kernel.ns as f64 * 1e-9, size })
+    };
+    kernels.iter().zip(&places).map(work).collect()
 }
 
 /// How a table is printed.
@@ -201,12 +248,47 @@ mod tests {
             b.push(LinearFwd { out, pre: None, inp, weight, bias: None }).unwrap();
         }
         let program = b.finish().unwrap();
-        let kernel = |op, ns| Timed { op, name: String::new(), start_ns: 0, ns };
+        let kernel = |op, ns| Timed { op, first: op, name: String::new(), start_ns: 0, ns };
         let kernels = [kernel(0, 10), kernel(1, 90), kernel(1, 10)];
         let known: Vec<bool> = of_kernels(&program, &kernels, &[10, 100], &LIMITS)
             .iter()
             .map(|(_, work)| work.size.is_some())
             .collect();
         assert_eq!(known, [true, true, false]);
+    }
+
+    /// Three layers one behind the other, of which the engine joins the last two.
+    #[test]
+    fn joined_ops_are_one_line_with_the_work_of_both() {
+        let mut b = Builder::new();
+        let [a, mid, out, weight] =
+            ["a", "mid", "out", "weight"].map(|name| b.io(name, [64, 64], DType::F32));
+        for (inp, out) in [(weight, a), (a, mid), (mid, out)] {
+            b.push(LinearFwd { out, pre: None, inp, weight, bias: None }).unwrap();
+        }
+        let program = b.finish().unwrap();
+        let kernels = [
+            Timed { op: 0, first: 0, name: "one".into(), start_ns: 0, ns: 10 },
+            Timed { op: 2, first: 1, name: "two".into(), start_ns: 10, ns: 30 },
+        ];
+        let op_ns = [10, 0, 30];
+        assert_eq!(joined(&kernels, 3), [0..1, 1..3]);
+        let alone = size(&program, 0..1);
+        let both = (2 * alone.0, 2 * alone.1 - mid.bytes() as u64);
+        let ops = of_ops(&program, joined(&kernels, 3), &op_ns, |ops| kinds(&program, ops));
+        let found: Vec<_> = ops.iter().map(|(name, work)| (name.as_str(), work.size)).collect();
+        assert_eq!(found, [("linear_fwd", Some(alone)), ("linear_fwd + linear_fwd", Some(both))]);
+        let sizes: Vec<_> =
+            of_kernels(&program, &kernels, &op_ns, &LIMITS).into_iter().map(|(_, work)| work.size).collect();
+        assert_eq!(sizes, [Some(alone), Some(both)]);
+    }
+
+    #[test]
+    fn every_op_is_in_one_range() {
+        let kernel = |first, op| Timed { op, first, name: String::new(), start_ns: 0, ns: 1 };
+        assert_eq!(joined(&[], 2), [0..1, 1..2]);
+        assert_eq!(joined(&[kernel(0, 0), kernel(1, 3), kernel(3, 3)], 5), [0..1, 1..4, 4..5]);
+        assert_eq!(joined(&[kernel(0, 1), kernel(1, 2)], 4), [0..3, 3..4]);
+        assert_eq!(joined(&[kernel(0, 9)], 3)[0], 0..3, "a kernel of an op beyond the end");
     }
 }

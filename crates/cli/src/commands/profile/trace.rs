@@ -1,5 +1,6 @@
 //! A step as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing show.
 
+use super::group::{kinds, size};
 use ironhorse::core::{Program, Timed};
 use serde_json::{Value, json};
 
@@ -21,8 +22,10 @@ pub fn trace(title: &str, program: &Program, timeline: &[Timed], has_kernels: bo
     }
     for span in spans(timeline, |timed| timed.op) {
         let Some(node) = program.nodes().get(span.op) else { continue };
-        let name = format!("{} {}", node.op.name(), program.origin(node));
-        let args = json!({"op": span.op, "flops": node.op.flops(), "bytes": node.op.bytes()});
+        let ops = span.first..span.op + 1;
+        let name = format!("{} {}", kinds(program, ops.clone()), program.origin(node));
+        let (flops, bytes) = size(program, ops);
+        let args = json!({"op": span.op, "flops": flops, "bytes": bytes});
         events.push(event(OPS, name.trim_end(), [span.start, span.end], args));
     }
     if has_kernels {
@@ -35,6 +38,7 @@ pub fn trace(title: &str, program: &Program, timeline: &[Timed], has_kernels: bo
 }
 
 struct Span {
+    first: usize,
     op: usize,
     start: u64,
     end: u64,
@@ -45,6 +49,7 @@ fn spans<K: PartialEq>(timeline: &[Timed], key: impl Fn(&Timed) -> K) -> Vec<Spa
     timeline
         .chunk_by(|a, b| key(a) == key(b))
         .map(|group| Span {
+            first: group.iter().map(|timed| timed.first).min().unwrap_or(0),
             op: group.first().map_or(0, |timed| timed.op),
             start: group.iter().map(|timed| timed.start_ns).min().unwrap_or(0),
             end: group.iter().map(|timed| timed.start_ns + timed.ns).max().unwrap_or(0),
