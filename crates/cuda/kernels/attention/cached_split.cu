@@ -30,7 +30,7 @@ constexpr bool STORES = false;  // attention/append.cu has
 constexpr bool STORES = true;
 #endif
 // Without stores the compiler takes keys and values apart where they are loaded, and keeps every bf16 in a register of its own.
-constexpr bool PACKED = !STORES && sizeof(ACT) == 2 && (MAJOR != 9 || PARTS == 4);
+constexpr bool PACKED = !STORES && sizeof(ACT) == 2;
 
 // The softmax over some of the positions: the largest score, the sum of exponentials, and one column of their product with the
 // values.
@@ -100,7 +100,7 @@ DEVICE bool join(Piece& piece, u32 split, u32 active, u32 c, float* parts, u32* 
 #endif
 
 // `partials` is (B·NH, splits, PART); `ended` is (B·NH), zero before and after. Neither is used with CLUSTER.
-KERNEL CLUSTERED __launch_bounds__(THREADS, PARTS == 1 && STORES ? 3 : 2)
+KERNEL CLUSTERED __launch_bounds__(THREADS, PARTS == 1 && (STORES || PACKED) ? 3 : 2)
     attention_cached_split(ACT* out, ACT* keys, ACT* values, const ACT* qkv, float* partials, u32* ended, const Scalars* scalars,
                            const i32* cache_rows, const i32* positions, u32 heads, u32 kv_heads, u32 context, u32 rows, u32 splits,
                            u32 window, u32 sequences) {

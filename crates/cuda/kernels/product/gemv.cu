@@ -32,9 +32,11 @@ ACTIVATIONS(NAMED)
 #endif
 
 constexpr int SUMS = OUTS * ROWS;
-constexpr int AHEAD = STEPS * ROWS <= 8 ? STEPS : 1;  // steps whose input is read before any is multiplied
-// Rounds of AHEAD steps that are unrolled: the newest compilers load the input of all of them first, and spill more than 16 vectors.
-constexpr int ROUNDS = MAJOR >= 10 && 16 / ROWS < STEPS ? 16 / ROWS : STEPS;
+// Steps whose input is read before any is multiplied: all of them, or half of more than five, which do not fit in the registers.
+constexpr int AHEAD = STEPS * ROWS > 8 ? 1 : STEPS > 5 ? (STEPS + 1) / 2 : STEPS;
+// Rounds of AHEAD steps that are unrolled: the newest compilers load the input of all of them first, and spill more than 16 vectors of
+// rounds of one step, or two rounds of several.
+constexpr int ROUNDS = MAJOR < 10 ? STEPS : AHEAD > 1 ? 1 : 16 / ROWS;
 static_assert(SUMS <= WARP && (SUMS & (SUMS - 1)) == 0, "a power of two, at most one sum per lane");
 
 // The warp's sums: lane l gets that of x[l / (WARP / COUNT)]. Lanes exchange halves, so that each adds few of them. A recursive

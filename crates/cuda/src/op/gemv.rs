@@ -140,12 +140,13 @@ fn with_norm(spec: Spec, act: DType, centred: bool, gain: Gain) -> Result<Spec> 
     Ok(spec.gain(gain))
 }
 
-/// The specialisations of GPT-2, of an 8B and of an odd size.
+/// The specialisations of GPT-2, of a 7B and of 8Bs, of an odd size, and of a long row copied in groups.
 pub(super) fn specs() -> Vec<Spec> {
     let gelu = Some(Act::Gelu);
-    let plain = [(768, 2304), (3072, 768), (1600, 4800), (1600, 1600), (6400, 1600), (4096, 6144), (8, 24)];
-    let layers =
-        plain.map(|sizes| (sizes, None)).into_iter().chain([((768, 3072), gelu), ((1600, 6400), gelu)]);
+    let gpt2 = [(768, 2304), (3072, 768), (1600, 4800), (1600, 1600), (6400, 1600)];
+    let large = [(4096, 6144), (11008, 4096), (12288, 4096), (14336, 4096)];
+    let plain = gpt2.into_iter().chain(large).chain([(8, 24), (11008, 1024)]);
+    let layers = plain.map(|sizes| (sizes, None)).chain([((768, 3072), gelu), ((1600, 6400), gelu)]);
     let mut specs = Vec::new();
     for ((width, outs), activation) in layers {
         for (act, rows) in

@@ -30,7 +30,8 @@ const WIDE: [[usize; 4]; 6] = [
 
 /// Few rows, as in decoding: weights that are not a multiple of a block, and rows of the weight of many lengths.
 /// Those of 1600 and 6400 columns with many rows of the weight fill a block with several groups of bytes, and the last block is not full.
-const FEW: [[usize; 4]; 11] = [
+/// Those of 11008 and 14336 columns are longer than a thread reads at once.
+const FEW: [[usize; 4]; 13] = [
     [1, 1, 64, 50],
     [1, 1, 64, 3075],
     [1, 1, 1600, 403],
@@ -42,6 +43,8 @@ const FEW: [[usize; 4]; 11] = [
     [1, 1, 1600, 3077],
     [1, 1, 6400, 771],
     [2, 1, 1600, 3077],
+    [1, 1, 11008, 385],
+    [1, 1, 14336, 7],
 ];
 
 /// Sizes that take too long for a test suite.
