@@ -27,6 +27,9 @@ const SIDE: usize = 768;
 /// The best of this many counts: a limit is what is possible, not what is usual. Figures of a debug build are not for
 /// comparing, and its commands should start soon.
 const REPEATS: usize = if cfg!(debug_assertions) { 1 } else { 8 };
+/// The same of the register loop, which takes less than a millisecond: the first ones are over before the processor has its speed, and a
+/// shared machine is fast at moments only.
+const REGISTER_REPEATS: usize = 16 * REPEATS;
 
 multiversion! {
     /// Independent chains of x = x·a + b.
@@ -71,9 +74,9 @@ impl Limits {
 }
 
 /// The best of some repeats, in units per second.
-fn best(units: f64, mut run: impl FnMut()) -> f64 {
+fn best(units: f64, repeats: usize, mut run: impl FnMut()) -> f64 {
     run();
-    let fastest = (0..REPEATS).map(|_| {
+    let fastest = (0..repeats).map(|_| {
         let start = Instant::now();
         run();
         start.elapsed().as_secs_f64()
@@ -83,7 +86,7 @@ fn best(units: f64, mut run: impl FnMut()) -> f64 {
 
 fn register_rate(team: &Team, isa: Isa) -> f64 {
     let flops = (2 * CHAINS * LANES * CHAIN_STEPS * team.threads()) as f64;
-    best(flops, || {
+    best(flops, REGISTER_REPEATS, || {
         // A panic is not possible here; a shorter run would only lower the figure.
         let _ = team.run(team.threads(), &|_, _| {
             black_box(chains(isa, black_box(CHAIN_STEPS), black_box(0.5), black_box(0.25)));
@@ -97,7 +100,7 @@ fn product_rate(team: &Team, isa: Isa) -> f64 {
     let c = MatMut { ptr: c.as_mut_ptr(), rs: SIDE };
     let [a, b] = [&a, &b].map(|m| MatRef::row_major(m.as_ptr(), SIDE));
     let product = Gemm::new((SIDE, SIDE, SIDE), a, b, c);
-    best(2.0 * (SIDE as f64).powi(3), || {
+    best(2.0 * (SIDE as f64).powi(3), REPEATS, || {
         // SAFETY: the three matrices are SIDE by SIDE and distinct.
         let _ = unsafe { gemm(team, &mut workspace, isa, &product) };
     })
@@ -106,7 +109,7 @@ fn product_rate(team: &Team, isa: Isa) -> f64 {
 fn stream_rate(team: &Team, isa: Isa) -> f64 {
     let (mut a, b) = (Buffer::zeroed(STREAM), Buffer::zeroed(STREAM));
     let target = Span::of_slice(a.as_mut_slice());
-    best((3 * STREAM * size_of::<f32>()) as f64, || {
+    best((3 * STREAM * size_of::<f32>()) as f64, REPEATS, || {
         let _ = team.chunks(STREAM, STREAM_CHUNK, |r, _| {
             // SAFETY: tasks have disjoint ranges of `a`, which outlives the run.
             let a = unsafe { target.get_mut(r.clone()) };

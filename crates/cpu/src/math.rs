@@ -47,6 +47,9 @@ pub fn exp_f32<const FMA: bool>(x: f32) -> f32 {
     p * power(half) * power(n.wrapping_sub(half))
 }
 
+/// Below this, exponentials that flush are 0.
+const LEAST: f32 = -86.6;
+
 /// As [`exp_f32`], to the bit, but 0 below -86.6: a quarter fewer operations, and no subnormal number, which are slow. For
 /// sums to which a term below 2^-124 adds nothing.
 #[inline(always)]
@@ -54,11 +57,21 @@ pub fn exp_flush<const FMA: bool>(x: f32) -> f32 {
     // As in `exp_f32`, with 126 more: the low bits are the exponent of 2^(n - 1), which one factor holds for n from -125
     // to 128.
     const ROUND: f32 = 12_582_912.0 + 126.0;
-    const LEAST: f32 = -86.6;
     let y = limit(x, LEAST, 89.0);
     let t = fma::<FMA>(y, std::f32::consts::LOG2_E, ROUND);
     let p = exp_rest::<FMA>(y, t - ROUND);
     let e = (p + p) * f32::from_bits(t.to_bits() << 23);
+    if x < LEAST { 0.0 } else { e }
+}
+
+/// As [`exp_flush`], to the bit, for an x that is not above 88, as that of a softmax: fewer operations still. Above, it is any number.
+#[inline(always)]
+pub fn exp_low<const FMA: bool>(x: f32) -> f32 {
+    // As in `exp_f32`, with 127 more: the low bits are the exponent of 2^n.
+    const ROUND: f32 = 12_582_912.0 + 127.0;
+    let y = if x < LEAST { LEAST } else { x };
+    let t = fma::<FMA>(y, std::f32::consts::LOG2_E, ROUND);
+    let e = exp_rest::<FMA>(y, t - ROUND) * f32::from_bits(t.to_bits() << 23);
     if x < LEAST { 0.0 } else { e }
 }
 
@@ -146,6 +159,10 @@ mod tests {
         fn flush_slice<const FMA: bool>(out: &mut [f32], x: &[f32]) {
             out.iter_mut().zip(x).for_each(|(out, &x)| *out = exp_flush::<FMA>(x));
         }
+
+        fn low_slice<const FMA: bool>(out: &mut [f32], x: &[f32]) {
+            out.iter_mut().zip(x).for_each(|(out, &x)| *out = exp_low::<FMA>(x));
+        }
     }
 
     #[test]
@@ -159,6 +176,19 @@ mod tests {
                 assert_eq!(got.to_bits(), want.to_bits(), "{isa:?}: e^{x} is {got}, expected {want}");
             }
             assert!(apply(flush_slice, isa, &[f32::NAN])[0].is_nan());
+        }
+    }
+
+    #[test]
+    fn exp_of_low_numbers_is_that_which_flushes() {
+        for isa in Isa::supported() {
+            let mut x = grid(-110.0, 88.0);
+            x.extend([f32::NEG_INFINITY, -1e30, -1e5, -212.0, -0.0, -86.6]);
+            let (got, want) = (apply(low_slice, isa, &x), apply(flush_slice, isa, &x));
+            for ((&x, &got), &want) in x.iter().zip(&got).zip(&want) {
+                assert_eq!(got.to_bits(), want.to_bits(), "{isa:?}: e^{x} is {got}, expected {want}");
+            }
+            assert!(apply(low_slice, isa, &[f32::NAN])[0].is_nan());
         }
     }
 }

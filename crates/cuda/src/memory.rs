@@ -3,6 +3,7 @@
 use crate::device::{Buffer, Device, Pinned, Stream};
 use crate::{Error, Result};
 use ironhorse_core::{HostMemory, Layout, Pool, Slot};
+use std::ops::Range;
 
 /// For snapshots, which another thread writes to disk.
 impl HostMemory for Pinned {
@@ -115,6 +116,40 @@ impl Scratch {
     /// Bytes held.
     pub fn allocated(&self) -> usize {
         self.buffers.iter().map(Buffer::bytes).sum()
+    }
+}
+
+/// Where products of a library count the tiles that are done. The library fills each with zero before its product; in a recorded range
+/// all are filled at once, at its beginning (`Stream::capture`), so each product has its own.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    buffer: Option<Buffer>,
+    used: usize,
+}
+
+impl Counters {
+    const BYTES: usize = 1 << 18;
+    /// The most bytes of one, and how far apart they are.
+    const APART: usize = 256;
+
+    /// A new one; `None` if so many bytes are no counter, or if there is no room.
+    pub fn take(&mut self, device: &'static Device, bytes: usize) -> Result<Option<u64>> {
+        if !(1..=Self::APART).contains(&bytes) || self.used + Self::APART > Self::BYTES {
+            return Ok(None);
+        }
+        let buffer = match &mut self.buffer {
+            Some(buffer) => buffer,
+            none => none.insert(Buffer::new(device, Self::BYTES)?),
+        };
+        let at = buffer.address() + self.used as u64;
+        self.used += Self::APART;
+        Ok(Some(at))
+    }
+
+    /// Where those taken are.
+    pub fn range(&self) -> Range<u64> {
+        let start = self.buffer.as_ref().map_or(0, Buffer::address);
+        start..start + self.used as u64
     }
 }
 

@@ -1,5 +1,5 @@
 //! Times the ops of a mixture of experts at the sizes of the 6.9B model, on a real GPU with 16 GiB free, and compares the bits of a product
-//! and SwiGLU's backward, computed together or one after the other:
+//! and SwiGLU's backward, computed together or one after the other, and those of a gradient of weights by pairs of blocks or by single ones:
 //! `cargo test --release -p ironhorse-cuda --test experts -- --ignored --nocapture`
 //!
 //! `IRONHORSE_GROUPED` selects the kernels of the experts' linear layers.
@@ -244,6 +244,83 @@ fn swiglu_behind_the_product_of_its_gradient_has_the_same_bits() {
             assert!(together.iter().flatten().all(|bits| f32::from_bits(*bits).is_finite()), "{case:?}");
             let has = |name: &str| names.iter().any(|of| of == name);
             assert_eq!(has("grouped_swiglu_bwd"), hopper && whole && !read, "{case:?} {names:?}");
+        }
+    }
+}
+
+/// The gradient of weights of 128·`parts` rows, of all at once and of each 128 by themselves, added to what is there if `adds`: the bits
+/// of both, and the names of the kernels.
+fn weights(
+    engine: &mut CudaEngine,
+    counts: [usize; 4],
+    [parts, ic]: [usize; 2],
+    out: DType,
+    adds: bool,
+) -> ([Vec<u32>; 2], Vec<String>) {
+    const PART: usize = 128;
+    let (rows, experts) = (counts.iter().sum::<usize>(), counts.len());
+    let accum = if adds { Accum::Add } else { Accum::Write };
+    let mut b = Builder::with_precision(Precision::BF16);
+    let inp = b.io("inp", [rows, ic], DType::BF16);
+    let offsets = b.io("offsets", [experts + 1], DType::I32);
+    let mut product = |name: String, oc: usize| {
+        let d_out = b.io(format!("d_out {name}"), [rows, oc], DType::BF16);
+        let d_weight = b.io(format!("d_weight {name}"), [experts, oc, ic], out);
+        b.push(GroupedLinearBwdWeight { d_weight, d_out, inp, offsets, accum }).unwrap();
+        (d_out, d_weight)
+    };
+    let whole = product("whole".into(), parts * PART);
+    let single: Vec<_> = (0..parts).map(|part| product(part.to_string(), PART)).collect();
+    let program = b.finish().unwrap();
+    engine.reserve(program.layout()).unwrap();
+    let mut rng = Rng::new(29);
+    engine.write_i32(offsets, &joined::offsets(&counts)).unwrap();
+    engine.write_f32(inp, &rng.uniforms(inp.numel(), -1.0, 1.0)).unwrap();
+    let (gradients, old) = (rng.uniforms(whole.0.numel(), -1.0, 1.0), if adds { 0.75 } else { f32::NAN });
+    engine.write_f32(whole.0, &gradients).unwrap();
+    for (part, (d_out, _)) in single.iter().enumerate() {
+        let columns = |row: &[f32]| row[part * PART..][..PART].to_vec();
+        let own: Vec<f32> = gradients.chunks(parts * PART).flat_map(columns).collect();
+        engine.write_f32(*d_out, &own).unwrap();
+    }
+    for (_, d_weight) in single.iter().chain([&whole]) {
+        engine.write_f32(*d_weight, &vec![old; d_weight.numel()]).unwrap();
+    }
+    engine.run(&program, 0..program.nodes().len(), &Scalars::default()).unwrap();
+    let mut read = |slot: Slot| joined::bits(engine, &[slot]).remove(0);
+    let together = read(whole.1);
+    let apart: Vec<Vec<u32>> = single.iter().map(|(_, d_weight)| read(*d_weight)).collect();
+    let of_expert =
+        |expert: usize| apart.iter().flat_map(move |part| &part[expert * PART * ic..][..PART * ic]);
+    let apart = (0..experts).flat_map(of_expert).copied().collect();
+    ([together, apart], joined::kernels(engine, &program))
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_gradient_of_weights_has_the_same_bits_by_pairs_of_blocks() {
+    let _alone = DEVICE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut engine = CudaEngine::new(Settings::default()).unwrap();
+    let hopper = devices().unwrap()[0].compute == (9, 0);
+    // An expert without rows, rows that end inside a stage, more tiles than blocks, columns that end inside a tile, and an odd number of
+    // tiles, which single blocks compute.
+    for (rows, size) in [
+        ([130, 0, 3, 203], [2, 64]),
+        ([1, 300, 2, 724], [6, 768]),
+        ([1000, 0, 501, 24], [40, 1344]),
+        ([64, 17, 129, 900], [3, 320]),
+    ] {
+        for (out, adds) in
+            [(DType::BF16, false), (DType::BF16, true), (DType::F32, false), (DType::F32, true)]
+        {
+            let ([together, apart], names) = weights(&mut engine, rows, size, out, adds);
+            assert!(together == apart, "{rows:?} {size:?} {out} {adds}");
+            assert!(
+                together.iter().all(|bits| f32::from_bits(*bits).is_finite()),
+                "{rows:?} {size:?} {out} {adds}"
+            );
+            let pairs = names.iter().any(|name| name == "grouped_wgmma_bwd_weight_pair");
+            assert_eq!(pairs, hopper && size[0].is_multiple_of(2), "{names:?}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Who may ask.
 
-use crate::error::ApiError;
+use crate::error::{ApiError, quoted};
 use crate::http::Request;
 use hyper::StatusCode;
 use hyper::header::{AUTHORIZATION, HOST};
@@ -49,7 +49,8 @@ impl Access {
             return Ok(());
         }
         let message = format!(
-            "the host is {host:?}, expected this machine's own name; give the server a key to serve others"
+            "the host is {}, expected this machine's own name; give the server a key to serve others",
+            quoted(host)
         );
         Err(ApiError::new(StatusCode::FORBIDDEN, Some("wrong_host"), message))
     }

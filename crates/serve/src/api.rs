@@ -2,7 +2,7 @@
 
 use crate::access::Access;
 use crate::answers::Answers;
-use crate::error::ApiError;
+use crate::error::{ApiError, quoted};
 use crate::http::{
     Admission, BadBody, Handler, Open, Request, Response, Source, answer, decoded, events, only, page, sent,
 };
@@ -258,7 +258,7 @@ fn is_json(request: &Request) -> Result<(), ApiError> {
     if kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json")) {
         return Ok(());
     }
-    let message = format!("the content type is {kind:?}, expected application/json");
+    let message = format!("the content type is {}, expected application/json", quoted(kind));
     Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, None, message))
 }
 

@@ -4,6 +4,27 @@ use crate::http::{Request, Response, answer};
 use hyper::StatusCode;
 use serde_json::json;
 
+/// The most bytes of a client's text that an error repeats.
+pub(crate) const SHOWN: usize = 60;
+
+/// As much of a client's text as an error repeats.
+pub(crate) fn shown(mut text: String) -> String {
+    if text.len() > SHOWN {
+        text.truncate(text.floor_char_boundary(SHOWN - '…'.len_utf8()));
+        text.push('…');
+    }
+    text
+}
+
+/// The same between quotation marks.
+pub(crate) fn quoted(text: &str) -> String {
+    let mut quoted = shown(format!("{text:?}"));
+    if !quoted.ends_with('"') {
+        quoted.push('"');
+    }
+    quoted
+}
+
 /// An error of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
@@ -36,13 +57,14 @@ impl ApiError {
 
     /// A method that a path does not have.
     pub fn no_method(request: &Request) -> Self {
-        let message = format!("{} is not a method of {:?}", request.method, request.path);
+        let (method, path) = (shown(request.method.to_string()), quoted(&request.path));
+        let message = format!("{method} is not a method of {path}");
         Self::new(StatusCode::METHOD_NOT_ALLOWED, None, message)
     }
 
     /// A path that there is not.
     pub fn no_path(path: &str) -> Self {
-        let message = format!("{path:?} is not a path of this server");
+        let message = format!("{} is not a path of this server", quoted(path));
         Self::new(StatusCode::NOT_FOUND, Some("unknown_url"), message)
     }
 

@@ -1,6 +1,6 @@
 //! Requests in OpenAI's schema. What we cannot do is refused by its name; what changes nothing is let through.
 
-use crate::error::ApiError;
+use crate::error::{ApiError, shown};
 use hyper::StatusCode;
 use ironhorse_train::generate::sample::Sampler;
 use serde_json::{Map, Value};
@@ -12,8 +12,6 @@ pub const MOST_TEXTS: usize = 128;
 /// The most stop strings, and the most bytes of one.
 const MOST_STOPS: usize = 16;
 const STOP_BYTES: usize = 1024;
-/// The most bytes of a client's text that an error repeats.
-const SHOWN: usize = 60;
 /// The most alternatives of a token.
 const MOST_TOP: u64 = 20;
 
@@ -117,15 +115,6 @@ impl Keys {
             None => Err(wrong(name, &value, &format!("a number from {least} to {most}"))),
         }
     }
-}
-
-/// As much of a client's text as an error repeats.
-fn shown(mut text: String) -> String {
-    if text.len() > SHOWN {
-        text.truncate(text.floor_char_boundary(SHOWN - '…'.len_utf8()));
-        text.push('…');
-    }
-    text
 }
 
 /// The error of a value that is none of what is expected.
@@ -347,6 +336,7 @@ fn read_kwargs(keys: &mut Keys) -> Result<Option<Map<String, Value>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::SHOWN;
     use serde_json::json;
 
     fn read(body: Value) -> Result<Asked> {

@@ -147,6 +147,19 @@ fn what_the_head_shows_to_be_wrong_is_answered_before_the_body_comes() {
         assert!(head.to_ascii_lowercase().contains("connection: close"), "{head}");
     }
     let open = served(|settings| settings.limits.body = Duration::from_secs(3600));
+    let long = "a".repeat(5000);
+    for (start, headers, status) in [
+        (format!("GET /{long}"), String::new(), 404),
+        ("GET /v1/models".into(), format!("host: {long}\r\n"), 403),
+        (format!("{} /v1/completions", &long[..200].to_uppercase()), json.into(), 405),
+        (write.into(), format!("content-type: {long}\r\n"), 415),
+    ] {
+        let host = if headers.starts_with("host") { "" } else { "host: localhost\r\n" };
+        let (found, _, body) =
+            open.raw(format!("{start} HTTP/1.1\r\nconnection: close\r\n{host}{headers}\r\n").as_bytes());
+        let said = body;
+        assert!(found == status && said.contains('…') && said.len() < 400, "{found} {said}");
+    }
     let head = large_head(write, json).replace("localhost", "evil.example");
     assert_eq!(open.raw(head.as_bytes()).0, 403);
 }

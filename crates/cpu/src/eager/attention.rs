@@ -79,7 +79,7 @@ impl Run for Attention {
                         unsafe { one_query(isa, room.get(worker), &call, at) }
                     });
                 }
-                let scratch = PerWorker::new(team, |_| TileScratch::new::<T>(&call.shape));
+                let scratch = PerWorker::new(team, |_| TileScratch::new::<T>(isa, &call.shape));
                 team.chunks(heads * call.shape.tiles(), 1, |task, worker| {
                     // SAFETY: as above.
                     unsafe { call.tile(isa, scratch.get(worker), task.start) }
@@ -109,7 +109,7 @@ impl Run for AttentionBwd {
             let mut own = vec![Real::of(0.0); call.own_elements()];
             let own = Span::of_slice(&mut own);
             with_team(is_large(a), |team, _| {
-                let scratch = PerWorker::new(team, |_| TileScratch::new::<T>(&call.from.shape));
+                let scratch = PerWorker::new(team, |_| TileScratch::new::<T>(isa, &call.from.shape));
                 // SAFETY: guaranteed by the caller of `run`; the memory belongs to this run.
                 unsafe { call.heads((team, isa), &scratch, own) }
             })?;

@@ -141,6 +141,9 @@ pub trait Real:
     /// e^x, but 0 where an f32 would be below 2^-124: for sums to which such a term adds nothing. Faster than `exp` in f32.
     fn exp_flush<const FMA: bool>(self) -> Self;
 
+    /// As `exp_flush` for a number that is at most 88; above, any number. Faster still.
+    fn exp_low<const FMA: bool>(self) -> Self;
+
     /// √x
     fn sqrt(self) -> Self;
 
@@ -200,6 +203,11 @@ impl Real for f32 {
     }
 
     #[inline(always)]
+    fn exp_low<const FMA: bool>(self) -> Self {
+        math::exp_low::<FMA>(self)
+    }
+
+    #[inline(always)]
     fn normal<const FMA: bool>(self) -> [Self; 2] {
         // Beyond 20 it is 0 or 1; the limit keeps inf - inf out, and NaN in.
         let a = if self.abs() > 20.0 { 20.0 } else { self.abs() };
@@ -235,6 +243,11 @@ impl Real for f64 {
 
     #[inline(always)]
     fn exp_flush<const FMA: bool>(self) -> Self {
+        Self::exp(self)
+    }
+
+    #[inline(always)]
+    fn exp_low<const FMA: bool>(self) -> Self {
         Self::exp(self)
     }
 

@@ -63,10 +63,15 @@ pub unsafe fn gemm_grouped(
     let packs = (0..count).map(|i| packed(&product(i)).1).sum::<usize>() <= PACKED;
     let packed = |g: &Gemm<'_>| if packs { packed(g) } else { (0, 0) };
     let cut = |g: &Gemm<'_>| Cut::new(g, most[0], team.threads(), packed(g).0 > 0);
+    // Whether blocks are whole rows, and so are finished as they are computed.
+    let by_rows = |g: &Gemm<'_>| !is_large(g) && matches!(cut(g), Cut::Rows(_));
     let mut total = Ends::default();
     ws.ends.clear();
     for i in 0..count {
         let g = product(i);
+        if finish.is_some() && !by_rows(&g) {
+            total.finishes += g.m.div_ceil(FINISHED);
+        }
         if !is_large(&g) {
             let (panels, floats) = packed(&g);
             total.blocks += cut(&g).blocks(&g);
@@ -92,8 +97,6 @@ pub unsafe fn gemm_grouped(
             pack_right(kernels(isa), &product(i), task - before(i).panels, dst);
         }
     })?;
-    // Whether blocks are whole rows, and so are finished as they are computed.
-    let by_rows = |g: &Gemm<'_>| !is_large(g) && matches!(cut(g), Cut::Rows(_));
     team.run(total.blocks, &|task, worker| {
         let i = ends.partition_point(|end| end.blocks <= task);
         let (g, before) = (product(i), before(i));
@@ -112,11 +115,15 @@ pub unsafe fn gemm_grouped(
         // SAFETY: guaranteed by the caller.
         unsafe { gemm(team, ws, isa, &g) }?;
     }
-    let Some(finish) = finish else { return Ok(()) };
-    for (i, g) in (0..count).map(|i| (i, product(i))).filter(|(_, g)| !by_rows(g)) {
-        team.chunks(g.m, FINISHED, |rows, _| finish(i, rows))?;
-    }
-    Ok(())
+    // The rows of all products are one list: many experts of few rows keep all threads busy too.
+    let ends = &ws.ends[..];
+    team.run(total.finishes, &|task, _| {
+        let i = ends.partition_point(|end| end.finishes <= task);
+        let first = (task - if i == 0 { 0 } else { ends[i - 1].finishes }) * FINISHED;
+        if let Some(finish) = finish {
+            finish(i, first..product(i).m.min(first + FINISHED));
+        }
+    })
 }
 
 #[cfg(test)]
@@ -124,66 +131,105 @@ mod tests {
     use super::*;
     use crate::gemm::{Beta, MatMut, MatRef};
 
-    /// The same bits as one product after the other, for any number of threads; rows of experts from none to many.
-    #[test]
-    fn a_group_is_its_products_one_by_one() {
-        let sizes = [0_usize, 1, 3, 5, 300, 0, 64, 700];
-        let (n, k) = (200, 130);
-        let rows: usize = sizes.iter().sum();
-        let value = |i: usize| (i * 7919 % 1000) as f32 / 500.0 - 1.0;
-        let a: Vec<f32> = (0..rows * k).map(value).collect();
-        let b: Vec<f32> = (0..sizes.len() * n * k).map(|i| value(i + 13)).collect();
-        for isa in Isa::supported() {
-            for (beta, transposed) in [(Beta::Overwrite, true), (Beta::Accumulate, false)] {
-                let run = |c: &mut Vec<f32>, threads: Option<usize>| {
-                    let c = SharedPtr(c.as_mut_ptr());
-                    let (a, b) = (SharedPtr(a.as_ptr()), SharedPtr(b.as_ptr()));
-                    let product = |i: usize| {
-                        let (a, b, c) = ({ a }.0, { b }.0, { c }.0);
-                        let first: usize = sizes[..i].iter().sum();
-                        let left = MatRef::row_major(a.wrapping_add(first * k), k);
-                        let b = b.wrapping_add(i * n * k);
-                        let right = if transposed {
-                            MatRef::row_major(b, k).transposed()
-                        } else {
-                            MatRef::row_major(b, n)
-                        };
-                        let c = MatMut { ptr: c.wrapping_add(first * n), rs: n };
-                        Gemm::new((sizes[i], n, k), left, right, c).beta(beta)
-                    };
-                    let team = Team::new(threads.unwrap_or(2));
-                    let mut ws = Workspace::new();
-                    // SAFETY: the matrices are as large as said and apart.
-                    unsafe {
-                        match threads {
-                            Some(_) => {
-                                let group = Group {
-                                    count: sizes.len(),
-                                    most: [rows, n, k],
-                                    product: &product,
-                                    finish: None,
-                                };
-                                gemm_grouped(&team, &mut ws, isa, &group).unwrap();
-                            }
-                            None => {
-                                let all = (0..sizes.len()).map(product);
-                                all.for_each(|g| gemm(&team, &mut ws, isa, &g).unwrap());
-                            }
-                        }
-                    }
-                };
-                let start: Vec<f32> = (0..rows * n).map(|i| value(i + 5)).collect();
-                let mut want = start.clone();
-                run(&mut want, None);
-                for threads in [1, 2, 3, 8, 20] {
-                    let mut got = start.clone();
-                    run(&mut got, Some(threads));
-                    assert!(
-                        got.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits()),
-                        "{isa:?} {threads}"
-                    );
+    /// Rows of each product, columns, steps, and whether the columns of b are contiguous.
+    struct Sizes {
+        rows: Vec<usize>,
+        n: usize,
+        k: usize,
+        transposed: bool,
+    }
+
+    /// Runs the products of `sizes` as a group, or without `threads` one after the other. With `doubles`, rows are doubled when they are
+    /// final.
+    fn run(
+        isa: Isa,
+        sizes: &Sizes,
+        (a, b, c): (&[f32], &[f32], &mut [f32]),
+        threads: Option<usize>,
+        (beta, doubles): (Beta, bool),
+    ) {
+        let &Sizes { ref rows, n, k, transposed } = sizes;
+        let (a, b, c) = (SharedPtr(a.as_ptr()), SharedPtr(b.as_ptr()), SharedPtr(c.as_mut_ptr()));
+        let first = |i: usize| rows[..i].iter().sum::<usize>();
+        let product = |i: usize| {
+            let (a, b, c) = ({ a }.0, { b }.0, { c }.0);
+            let left = MatRef::row_major(a.wrapping_add(first(i) * k), k);
+            let b = b.wrapping_add(i * n * k);
+            let right =
+                if transposed { MatRef::row_major(b, k).transposed() } else { MatRef::row_major(b, n) };
+            let c = MatMut { ptr: c.wrapping_add(first(i) * n), rs: n };
+            Gemm::new((rows[i], n, k), left, right, c).beta(beta)
+        };
+        let double = |i: usize, rows: Range<usize>| {
+            // SAFETY: rows of the result of product i, which this call alone uses.
+            let c = unsafe {
+                std::slice::from_raw_parts_mut({ c }.0.add((first(i) + rows.start) * n), rows.len() * n)
+            };
+            c.iter_mut().for_each(|c| *c *= 2.0);
+        };
+        let (team, mut ws) = (Team::new(threads.unwrap_or(2)), Workspace::new());
+        // SAFETY: the matrices are as large as said and apart.
+        unsafe {
+            if threads.is_some() {
+                let finish: Option<&(dyn Fn(usize, Range<usize>) + Sync)> =
+                    if doubles { Some(&double) } else { None };
+                let most = [first(rows.len()), n, k];
+                let group = Group { count: rows.len(), most, product: &product, finish };
+                gemm_grouped(&team, &mut ws, isa, &group).unwrap();
+            } else {
+                (0..rows.len()).map(product).for_each(|g| gemm(&team, &mut ws, isa, &g).unwrap());
+                if doubles {
+                    (0..rows.len()).for_each(|i| double(i, 0..rows[i]));
                 }
             }
         }
+    }
+
+    /// The same bits as one product after the other, for any number of threads; every row is finished once, when it is final.
+    fn agrees(sizes: &Sizes, threads: &[usize], modes: &[(Beta, bool)]) {
+        let rows: usize = sizes.rows.iter().sum();
+        let value = |i: usize| (i * 7919 % 1000) as f32 / 500.0 - 1.0;
+        let a: Vec<f32> = (0..rows * sizes.k).map(value).collect();
+        let b: Vec<f32> = (0..sizes.rows.len() * sizes.n * sizes.k).map(|i| value(i + 13)).collect();
+        let start: Vec<f32> = (0..rows * sizes.n).map(|i| value(i + 5)).collect();
+        for isa in Isa::supported() {
+            for &mode in modes {
+                let mut want = start.clone();
+                run(isa, sizes, (&a, &b, &mut want), None, mode);
+                for &threads in threads {
+                    let mut got = start.clone();
+                    run(isa, sizes, (&a, &b, &mut got), Some(threads), mode);
+                    let differ = got.iter().zip(&want).position(|(a, b)| a.to_bits() != b.to_bits());
+                    let row = differ.map(|at| at / sizes.n);
+                    assert_eq!(row, None, "{isa:?}, {threads} threads, {mode:?}: this row is another");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_group_is_its_products_one_by_one() {
+        let rows = vec![0, 1, 3, 5, 300, 0, 64, 700];
+        let threads = [1, 2, 3, 8, 20];
+        let sizes = Sizes { rows, n: 200, k: 130, transposed: true };
+        agrees(&sizes, &threads, &[(Beta::Overwrite, false)]);
+        agrees(&Sizes { transposed: false, ..sizes }, &threads, &[(Beta::Accumulate, false)]);
+    }
+
+    #[test]
+    fn every_row_is_finished_once() {
+        let modes = [(Beta::Overwrite, true)];
+        // Right operands that are packed before, and experts of few rows, whose blocks are columns: 17 is one row more than a task.
+        let rows = vec![3, 0, 100, 1, 17, 70, 2];
+        agrees(&Sizes { rows, n: 200, k: 130, transposed: true }, &[1, 2, 8], &modes);
+        // More right operands than are packed before: blocks are columns, or rows.
+        let floats = |n: usize, count: usize| count * n.next_multiple_of(48) * 384;
+        for (n, count) in [(200, 12), (144, 20)] {
+            assert!(floats(n, count) > PACKED);
+            agrees(&Sizes { rows: vec![40; count], n, k: 384, transposed: true }, &[1, 3], &modes);
+        }
+        // One of them is large, the others are not.
+        let rows = vec![20, 300, 5, 0, 33];
+        agrees(&Sizes { rows, n: 400, k: 300, transposed: true }, &[1, 3], &modes);
     }
 }

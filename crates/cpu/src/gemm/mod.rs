@@ -13,6 +13,9 @@ mod blocks;
 mod dots;
 mod gemv;
 mod grouped;
+mod heads;
+#[cfg(target_arch = "x86_64")]
+mod heads_x86;
 mod kernel;
 mod local;
 mod narrow;
@@ -35,6 +38,9 @@ mod x86;
 use crate::isa::{Isa, IsaKind};
 use crate::team::{TaskPanic, Team};
 pub use grouped::{Group, gemm_grouped};
+pub(crate) use heads::{
+    FloatRows, HeadGradients, HeadKernels, HeadScores, HeadSums, QUERIES, ROWS, are_small, head_kernels,
+};
 use ironhorse_core::Operands;
 use kernel::Kernels;
 pub use local::gemm_local;

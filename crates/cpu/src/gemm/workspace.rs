@@ -22,6 +22,8 @@ pub(super) struct Ends {
     pub(super) panels: usize,
     /// Floats of these panels.
     pub(super) floats: usize,
+    /// Tasks of rows that are finished after the blocks.
+    pub(super) finishes: usize,
 }
 
 /// What one worker needs.

@@ -24,7 +24,7 @@ macro_rules! simd {
         join($sums:ident, $sum_count:ident, $out:ident) $join:block
     ) => {
         #[derive(Clone, Copy)]
-        struct $name($register);
+        pub(super) struct $name($register);
 
         impl Simd for $name {
             const LANES: usize = $lanes;
@@ -192,7 +192,12 @@ const AHEAD: usize = 64;
 /// These rows are readable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn rows_of<const N: usize>(src: *const f32, stride: usize, lanes: usize, steps: usize) -> [__m512; N] {
+pub(super) unsafe fn rows_of<const N: usize>(
+    src: *const f32,
+    stride: usize,
+    lanes: usize,
+    steps: usize,
+) -> [__m512; N] {
     let mask = (0xffff_u32 >> (16 - steps)) as __mmask16;
     let mut r = [_mm512_setzero_ps(); N];
     for (i, r) in r.iter_mut().enumerate() {

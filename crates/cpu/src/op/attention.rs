@@ -1,7 +1,7 @@
 //! Causal attention on packed queries, keys and values: (B, T, W) with W = (NH + 2·NKV)·HD.
 
 use super::Ctx;
-use crate::kernel::attention::{Backward, Drops, Forward, Heads, Kept, Reach, TILE};
+use crate::kernel::attention::{Backward, Drops, Forward, Heads, Kept, Reach};
 use crate::memory::Span;
 use ironhorse_core::eager::{AttentionShape, Strides};
 use ironhorse_core::op::{
@@ -86,7 +86,7 @@ fn forward(ctx: &mut Ctx<'_>, op: &AttentionFwd, drops: Option<Drops>) -> Result
     let (out, lse, qkv) = (ctx.f32(op.out)?, ctx.f32(op.lse)?, ctx.f32(op.qkv)?);
     let (shape, isa) = (shape(op.out, op.heads, op.kv_heads), ctx.isa);
     let ([q, k, v], reach) = (unpacked(qkv, &shape), reach(ctx, &op.mask)?);
-    ctx.reserve_scratch(shape.scores(), shape.0.head_dim.max(TILE));
+    ctx.reserve_scratch(&shape);
     let (call, scratch) = (Forward { shape, q, k, v, out, lse, drops, reach }, &*ctx.scratch);
     ctx.chunks(shape.0.batch * op.heads * shape.tiles(), 1, |task, worker| {
         // SAFETY: the team runs one task at a time per worker; tasks own disjoint rows of `out` and `lse`, which share no
@@ -101,7 +101,7 @@ fn backward(ctx: &mut Ctx<'_>, op: &AttentionBwd, drops: Option<Drops>) -> Resul
     let (shape, isa) = (shape(op.out, op.heads, op.kv_heads), ctx.isa);
     let ([q, k, v], [d_q, d_k, d_v]) = (unpacked(qkv, &shape), unpacked(d_qkv, &shape));
     let reach = reach(ctx, &op.mask)?;
-    ctx.reserve_scratch(2 * shape.scores(), shape.0.head_dim.max(TILE));
+    ctx.reserve_scratch(&shape);
     let call = Backward { from: Forward { shape, q, k, v, out, lse, drops, reach }, d_out, d_q, d_k, d_v };
     let own = ctx.floats(call.own_elements());
     let scratch = &*ctx.scratch;

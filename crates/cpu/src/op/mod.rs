@@ -24,7 +24,7 @@ mod routing;
 
 use crate::gemm::Workspace;
 use crate::isa::Isa;
-use crate::kernel::attention::{QueryScratch, TileScratch};
+use crate::kernel::attention::{Heads, QueryScratch, TileScratch};
 use crate::memory::{Memory, Span};
 use crate::settled::Settled;
 use crate::team::{Done, PerWorker, Split, Team};
@@ -107,15 +107,10 @@ impl Ctx<'_> {
         slot.map_or(Ok(Span::none(0)), |slot| self.f32(slot))
     }
 
-    /// Room for `tiles` floats and for products up to `side` deep and wide in every worker's scratch: a worker that gets
-    /// no task now must not have to grow in a later step.
-    fn reserve_scratch(&mut self, tiles: usize, side: usize) {
+    /// Room for an attention in every worker's scratch: a worker that gets no task now must not have to grow in a later step.
+    fn reserve_scratch(&mut self, shape: &Heads) {
         for scratch in self.scratch.iter_mut() {
-            let scratch = &mut scratch.attention;
-            if scratch.tiles.len() < tiles {
-                scratch.tiles.resize(tiles, 0.0);
-            }
-            scratch.gemm.reserve(side, side);
+            scratch.attention.reserve(self.isa, shape);
         }
     }
 

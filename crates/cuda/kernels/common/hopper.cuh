@@ -27,6 +27,16 @@ DEVICE void barrier_expect(u32 barrier, u32 bytes) {
 DEVICE void barrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+// Arrives at the barrier with this address in a block of the cluster. It orders nothing but what TMA and wgmma have read before:
+// `.release.cluster` would be a fence of the whole GPU.
+DEVICE void barrier_arrive_in(u32 block, u32 barrier) {
+    asm volatile(
+        "{\n.reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
+        "r"(block)
+        : "memory");
+}
 // Arrives when the copies that this thread started with cp_async are complete.
 DEVICE void barrier_arrive_copied(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
@@ -48,6 +58,16 @@ DEVICE void tma_load(u32 to, const TensorMap& map, i32 x, i32 y, u32 barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
                  "l"(&map), "r"(x), "r"(y), "r"(barrier)
                  : "memory");
+}
+
+// The same to the blocks of the cluster whose bits are set, at the same address in the shared memory of each; the bytes count for the
+// barrier of each.
+DEVICE void tma_load_to(u16 blocks, u32 to, const TensorMap& map, i32 x, i32 y, u32 barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], "
+        "%5;" ::"r"(to),
+        "l"(&map), "r"(x), "r"(y), "r"(barrier), "h"(blocks)
+        : "memory");
 }
 
 // Starts fetching a box into L2.
@@ -252,9 +272,19 @@ template <u32 STEP, u32 BYTES, class Space, class Turn, class F> DEVICE void fil
     }
 }
 
+// Consumer: this warp has read a stage, which its block's producer may fill again, and with PAIR the one of the other block of the pair too.
+template <bool PAIR> DEVICE void release(u32 empty) {
+    const u32 lane = threadIdx.x % WARP;
+    if constexpr (PAIR) {
+        if (lane < 2) barrier_arrive_in(lane, empty);
+    } else if (lane == 0) {
+        barrier_arrive(empty);
+    }
+}
+
 // Consumer: as soon as a stage is full, product(k, stage) starts the products (wgmma) of the terms from k on. A stage is given back when
 // those behind it run; the last one, after `meanwhile`, when all products are done and `acc` has them. At least one term.
-template <u32 STEP, class Space, class Turn, class P, class F, int... N>
+template <u32 STEP, bool PAIR = false, class Space, class Turn, class P, class F, int... N>
 DEVICE void multiply_stages(const Space& space, Turn& turn, u32 terms, P product, F meanwhile, float (&... acc)[N]) {
     u32 before = 0;
     for (u32 k = 0; k < terms; k += STEP, turn.next()) {
@@ -263,12 +293,12 @@ DEVICE void multiply_stages(const Space& space, Turn& turn, u32 terms, P product
         wgmma_commit();
         if (k > 0) {
             wgmma_wait<1>();  // the products of the stage before are done
-            if (threadIdx.x % WARP == 0) barrier_arrive(space.empty + 8 * before);
+            release<PAIR>(space.empty + 8 * before);
         }
         before = turn.stage;
     }
     meanwhile();
     wgmma_wait<0>();
     (hold(acc), ...);
-    if (threadIdx.x % WARP == 0) barrier_arrive(space.empty + 8 * before);
+    release<PAIR>(space.empty + 8 * before);
 }

@@ -3,9 +3,13 @@
 // shared memory, where other warps read them for the epilogue if EPILOGUE_APART: the rest of the producer's warpgroup, and with two
 // EPILOGUE_GROUPS those of one more. A file that includes this defines STAGES, STORE_STAGES and EPILOGUE_GROUPS: 48 KB a stage, 16 KB a
 // store stage, together less than 227 KB; and BYTES, those of a term: 2 (bf16) or 1 (8 bits).
+//
+// PAIR: the two blocks of a cluster multiply tiles with the same right operand. Each copies one half of it to both, so that a third less
+// is read from L2: at the power limit that counts, though nobody waits for L2.
 #pragma once
 
 #include "experts/grouped.cuh"
+#include "common/cluster.cuh"
 #include "common/hopper.cuh"
 
 constexpr int GROUP = 128;
@@ -37,8 +41,8 @@ struct Space {
     DEVICE u32 b(u32 stage) const { return stages + stage * STAGE + TILE_A; }
 };
 
-// Addresses in shared memory. The barriers may be used after the next __syncthreads.
-DEVICE Space prepare() {
+// Addresses in shared memory. The barriers may be used after the next __syncthreads; with PAIR after that and a cluster_barrier.
+template <bool PAIR = false> DEVICE Space prepare() {
     u8* const start = reinterpret_cast<u8*>(shared);
     const u32 gap = (1024 - shared_address(start) % 1024) % 1024;
     const u32 stages = shared_address(start) + gap, store_tiles = stages + STAGES * STAGE, full = store_tiles + STORE_BYTES;
@@ -48,7 +52,7 @@ DEVICE Space prepare() {
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             barrier_init(space.full + 8 * s, 1);
-            barrier_init(space.empty + 8 * s, CONSUMERS);
+            barrier_init(space.empty + 8 * s, PAIR ? 2 * CONSUMERS : CONSUMERS);
         }
         for (int w = 0; EPILOGUE_APART && w < CONSUMERS; w++) {
             barrier_init(space.filled + 8 * w, 1);
@@ -69,7 +73,7 @@ struct Work {
 };
 
 // Producer: starts the copies of a tile. HALVES: the second half of the right operand's lines starts at `second`.
-template <bool A_ALONG, bool B_ALONG, bool HALVES = false>
+template <bool A_ALONG, bool B_ALONG, bool HALVES = false, bool PAIR = false>
 DEVICE void copy_tile(const Space& space, Turn& turn, const TensorMap& a, const TensorMap& b, const Work& work, i32 second = 0) {
     fill_stages<TERMS, STAGE>(space, turn, work.terms, [&](i32 k, u32 stage, u32 full) {
         const u32 to_a = space.a(stage), to_b = space.b(stage);
@@ -79,7 +83,13 @@ DEVICE void copy_tile(const Space& space, Turn& turn, const TensorMap& a, const 
 #pragma unroll
             for (int i = 0; i < BM / 64; i++) tma_load(to_a + i * BOX, a, work.a_line + i * 64, work.a_term + k, full);
         }
-        if constexpr (B_ALONG) {
+        if constexpr (PAIR) {
+            static_assert(!B_ALONG, "each block copies whole boxes of 64 columns");
+            const int own = (int)cluster_rank() * (BN / 128);
+#pragma unroll
+            for (int i = 0; i < BN / 128; i++)
+                tma_load_to(3, to_b + (own + i) * BOX, b, work.b_line + (own + i) * 64, work.b_term + k, full);
+        } else if constexpr (B_ALONG) {
             tma_load(to_b, b, work.b_term + k, work.b_line, full);
             if constexpr (HALVES) tma_load(to_b + TILE_B / 2, b, work.b_term + k, second, full);
         } else {
@@ -100,7 +110,7 @@ DEVICE void clear_terms(const Space& space, u32 stage, u32 first) {
 }
 
 // Consumer: acc = this warpgroup's rows of a tile of at least one term. `meanwhile` is called while the last products run.
-template <bool A_ALONG, bool B_ALONG, class F>
+template <bool A_ALONG, bool B_ALONG, bool PAIR = false, class F>
 DEVICE void multiply(float (&acc)[128], const Space& space, Turn& turn, u32 terms, F meanwhile) {
     const u32 group = threadIdx.x / GROUP - 1;
     const auto product = [&](u32 k, u32 stage) {
@@ -115,7 +125,7 @@ DEVICE void multiply(float (&acc)[128], const Space& space, Turn& turn, u32 term
             wgmma_256<A_ALONG, B_ALONG>(acc, left, right, k > 0 || s > 0);
         }
     };
-    multiply_stages<TERMS>(space, turn, terms, product, meanwhile, acc);
+    multiply_stages<TERMS, PAIR>(space, turn, terms, product, meanwhile, acc);
 }
 
 // Where a result goes.

@@ -4,8 +4,10 @@
 //! info.rs    which GPUs exist        modules.rs     loaded kernels: one cache per GPU
 //! memory.rs  memory of the device    stream.rs      streams, graphs, events
 //!            and pinned memory       tensor_map.rs  matrices as TMA copies them
+//! graph.rs   changes of a graph before it runs
 //! ```
 
+mod graph;
 mod info;
 mod memory;
 mod modules;

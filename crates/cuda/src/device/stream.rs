@@ -1,6 +1,6 @@
 //! Streams, recorded sections and events.
 
-use super::{Device, Function, Pinned, human};
+use super::{Device, Function, Pinned, graph, human};
 use crate::args::{Args, Grid};
 use crate::ffi::driver::{OUT_OF_MEMORY, call};
 use crate::{Error, Result};
@@ -11,6 +11,7 @@ use cudarc::driver::sys::{
     CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
 };
 use std::ffi::c_void;
+use std::ops::Range;
 
 /// A queue of device work.
 #[derive(Debug)]
@@ -194,13 +195,19 @@ impl Stream {
     }
 
     /// Records everything `work` puts on this stream into a graph instead of running it. The recording ends even if the
-    /// work fails.
-    pub(crate) fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
+    /// work fails. What libraries fill with zero in `counters` while they work is filled once, at the beginning.
+    pub(crate) fn capture(&self, counters: &Range<u64>, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
         call!(self.device, cuStreamBeginCapture_v2(self.raw, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as u32))?;
-        let done = work();
+        let fill = if counters.is_empty() {
+            Ok(())
+        } else {
+            self.zero(counters.start, (counters.end - counters.start) as usize)
+        };
+        let done = fill.and_then(|()| work());
         let mut graph = std::ptr::null_mut();
         let ended = call!(self.device, cuStreamEndCapture(self.raw, &mut graph));
         let made = done.and(ended).and_then(|()| {
+            graph::without_fills(self.device, graph, counters)?;
             let mut exec = std::ptr::null_mut();
             call!(self.device, cuGraphInstantiateWithFlags(&mut exec, graph, 0))?;
             Ok(Graph { device: self.device, exec })

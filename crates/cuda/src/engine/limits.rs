@@ -5,7 +5,7 @@ use crate::args::Args;
 use crate::device::{Buffer, Stream};
 use crate::launch::Launch;
 use crate::measure::{self, fill_with_noise, full_grid, mean_ms};
-use crate::memory::{Memory, Scratch};
+use crate::memory::{Counters, Memory, Scratch};
 use crate::op::Lower;
 use crate::{Error, Result};
 use ironhorse_core::op::LinearFwd;
@@ -87,6 +87,7 @@ impl CudaEngine {
             memory: &memory,
             libraries: &mut self.libraries,
             scratch: &mut scratch,
+            counters: &mut Counters::default(),
             constants: &mut constants,
             scalars: self.scalars.address(),
             fault: self.fault.address(),

@@ -4,6 +4,7 @@
 use crate::Result;
 use crate::device::{Buffer, Device, Event, Graph, Stream};
 use crate::launch::Launch;
+use crate::memory::Counters;
 use ironhorse_core::ranks::{Lane, Turn};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,6 +16,7 @@ pub(crate) struct Lowered {
     /// In the order in which they are given to the device.
     pub(crate) launches: Vec<Launch>,
     pub(crate) constants: Vec<Buffer>,
+    pub(super) counters: Counters,
     /// The launches, and what they wait for.
     steps: Vec<Step>,
     events: Vec<Event>,
@@ -131,7 +133,8 @@ impl Lowered {
         // The first run is eager: libraries load their kernels then, which a recording does not allow.
         let record = graphs && !self.eager && self.runs > 1 && self.launches.len() > 1;
         if self.graph.is_none() && record {
-            match streams.main.capture(|| self.enqueue(streams, |_, launch| launch())) {
+            let counters = self.counters.range();
+            match streams.main.capture(&counters, || self.enqueue(streams, |_, launch| launch())) {
                 Ok(graph) => self.graph = Some(graph),
                 Err(error) => {
                     self.eager = true;

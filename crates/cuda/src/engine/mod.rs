@@ -146,6 +146,7 @@ impl CudaEngine {
                     Lane::Computing => &mut self.scratch,
                     Lane::Exchanging => &mut self.exchange_scratch,
                 },
+                counters: &mut lowered.counters,
                 constants: &mut lowered.constants,
                 scalars: self.scalars.address(),
                 fault: self.fault.address(),

@@ -3,8 +3,8 @@
 use super::library::{DRIVER, functions};
 use crate::{Error, Result};
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUlaunchConfig, CUmodule,
-    CUstream,
+    CUDA_MEMSET_NODE_PARAMS, CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec,
+    CUgraphNode, CUlaunchConfig, CUmodule, CUstream,
 };
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -48,6 +48,13 @@ functions! {
     fn cuGraphInstantiateWithFlags(*mut CUgraphExec, CUgraph, u64) -> u32;
     fn cuGraphLaunch(CUgraphExec, CUstream) -> u32;
     fn cuGraphDestroy(CUgraph) -> u32;
+    fn cuGraphGetNodes(CUgraph, *mut CUgraphNode, *mut usize) -> u32;
+    fn cuGraphNodeGetType(CUgraphNode, *mut u32) -> u32;
+    fn cuGraphMemsetNodeGetParams(CUgraphNode, *mut CUDA_MEMSET_NODE_PARAMS) -> u32;
+    fn cuGraphNodeGetDependencies(CUgraphNode, *mut CUgraphNode, *mut usize) -> u32;
+    fn cuGraphNodeGetDependentNodes(CUgraphNode, *mut CUgraphNode, *mut usize) -> u32;
+    fn cuGraphAddDependencies(CUgraph, *const CUgraphNode, *const CUgraphNode, usize) -> u32;
+    fn cuGraphDestroyNode(CUgraphNode) -> u32;
     fn cuGraphExecDestroy(CUgraphExec) -> u32;
     fn cuEventCreate(*mut CUevent, c_uint) -> u32;
     fn cuEventRecord(CUevent, CUstream) -> u32;

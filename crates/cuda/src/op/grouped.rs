@@ -147,6 +147,11 @@ impl Groups {
         self.rows / tall + self.experts.min(self.rows)
     }
 
+    /// Whether two blocks share the right operand of a gradient of weights: there is an even number of rows of tiles.
+    fn in_pairs(&self) -> bool {
+        self.oc.div_ceil(Path::Wgmma.tile()[0]).is_multiple_of(2)
+    }
+
     /// The most tiles there can be.
     fn tiles(&self, step: Step, [tall, wide]: [usize; 2]) -> usize {
         let by_rows = self.row_tiles(tall);
@@ -183,9 +188,12 @@ fn launch(
         args.ptr(addresses[0]).ptr(addresses[1]).ptr(addresses[2])
     };
     let args = args.ptr(addresses[3]).ptr(cx.fault).u32s([g.rows, g.experts, g.ic, g.oc]);
-    let (name, threads, shared) = (path.name(step), path.threads(), path.shared(g.experts));
+    let pairs = path == Path::Wgmma && step == Step::BwdWeight && g.in_pairs();
+    let name = if pairs { "grouped_wgmma_bwd_weight_pair" } else { path.name(step) };
+    let (threads, shared) = (path.threads(), path.shared(g.experts));
     let function = cx.kernel(&path.spec(step, g.dtype, slots[0].dtype)?, name)?;
     let resident = (cx.device.info.sms * function.blocks_per_sm(threads, shared)?.max(1)) as usize;
+    let resident = if pairs { resident / 2 * 2 } else { resident };
     let blocks = g.tiles(step, path.tile()).min(resident);
     cx.launch_function(name, function, Grid::linear(blocks, threads).shared(shared), more(args));
     Ok(())
@@ -283,6 +291,13 @@ mod tests {
         assert_eq!(choose(Groups { experts: 250, ..MODEL }, true), [Mma, Mma, Any], "offsets find no room");
         assert_eq!(choose(Groups { ic: 129, ..MODEL }, true), [Any; 3]);
         assert_eq!(choose(Groups { dtype: DType::F32, ..MODEL }, true), [Any; 3]);
+    }
+
+    #[test]
+    fn two_blocks_share_an_operand_where_rows_of_tiles_come_in_pairs() {
+        let of = |oc| Groups { oc, ..MODEL }.in_pairs();
+        assert!(of(12_288) && of(768) && of(256) && of(192), "the last tile may have fewer rows");
+        assert!(!of(64) && !of(128) && !of(384) && !of(320));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::{elementwise, gemv};
 use crate::args::{Args, Grid};
 use crate::gemm::{
     At, Bench, ColumnSums, Extra, Problem, Sizes, gelu_product, partial_bytes, partial_rows, spec,
-    split_product, splits, workspace_limit,
+    split_product, splits,
 };
 use crate::kernels::Spec;
 use crate::{Error, Result};
@@ -135,11 +135,7 @@ pub(super) fn library_scaled(
     let mut bench = Bench { device: cx.device, stream: cx.stream };
     let gemms = cx.libraries.gemms(cx.device)?;
     let Some(prepared) = gemms.prepare(&mut bench, problem, at)? else { return Ok(false) };
-    // The same size for all, so that scratch memory does not grow piece by piece.
-    let workspace = match prepared.workspace() {
-        0 => 0,
-        bytes => cx.scratch(bytes.max(workspace_limit(cx.device)))?,
-    };
+    let workspace = cx.workspace(prepared.workspace())?;
     cx.call(name, Rc::new(prepared.scaled(alpha, beta).with_workspace(workspace)));
     Ok(true)
 }

@@ -3,10 +3,10 @@
 use super::Libraries;
 use crate::args::{Args, Grid};
 use crate::device::{Buffer, Device, Function, Stream};
-use crate::gemm::Step;
+use crate::gemm::{Step, workspace_limit};
 use crate::kernels::{Kernel, Spec};
 use crate::launch::{KernelLaunch, Launch, LibraryCall, Work};
-use crate::memory::{Memory, Scratch};
+use crate::memory::{Counters, Memory, Scratch};
 use crate::{Result, Settings};
 use ironhorse_core::op::{Accum, Op};
 use ironhorse_core::{Program, Slot};
@@ -20,6 +20,7 @@ pub(crate) struct Lower<'a> {
     pub memory: &'a Memory,
     pub libraries: &'a mut Libraries,
     pub scratch: &'a mut Scratch,
+    pub counters: &'a mut Counters,
     /// Constant data uploaded for this lowering; lives as long as its launches.
     pub constants: &'a mut Vec<Buffer>,
     /// Address of the scalar block (`struct Scalars` of common/prelude.cuh).
@@ -77,6 +78,16 @@ impl Lower<'_> {
     pub fn scratch(&mut self, bytes: usize) -> Result<u64> {
         *self.partials = None; // they were there
         self.scratch.at_least(self.device, bytes)
+    }
+
+    /// The workspace of a library's product: a counter of its own if that is all it needs, else memory for the duration of one op, of which
+    /// all ask for the same size, so that it does not grow piece by piece.
+    pub fn workspace(&mut self, bytes: usize) -> Result<u64> {
+        match (bytes, self.counters.take(self.device, bytes)?) {
+            (0, _) => Ok(0),
+            (_, Some(counter)) => Ok(counter),
+            (_, None) => self.scratch(bytes.max(workspace_limit(self.device))),
+        }
     }
 
     /// Partial sums of the columns of a slot, if an op before this one left some and no other op wrote to the slot since.

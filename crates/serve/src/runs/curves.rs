@@ -2,7 +2,7 @@
 
 use super::number;
 use super::shelf::Shelf;
-use crate::error::ApiError;
+use crate::error::{ApiError, quoted};
 use crate::http::{Request, Response, answer as answered};
 use hyper::StatusCode;
 use ironhorse_train::run::view::{Drawn, Quantity, Table};
@@ -30,11 +30,8 @@ impl Asked {
         let mut quantities = Vec::new();
         for key in request.values("quantity") {
             let Some(found) = Quantity::ALL.into_iter().find(|one| one.key() == key) else {
-                let all = Quantity::ALL.map(Quantity::key).join(", ");
-                return Err(ApiError::param(
-                    "quantity",
-                    format!("quantity is {key:?}, expected one of {all}"),
-                ));
+                let (key, all) = (quoted(&key), Quantity::ALL.map(Quantity::key).join(", "));
+                return Err(ApiError::param("quantity", format!("quantity is {key}, expected one of {all}")));
             };
             if !quantities.contains(&found) {
                 quantities.push(found);

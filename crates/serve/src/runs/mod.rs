@@ -14,7 +14,7 @@ mod shelf;
 pub use shelf::{Shelf, Words};
 
 use crate::access::Access;
-use crate::error::ApiError;
+use crate::error::{ApiError, quoted};
 use crate::http::{
     Admission, BadBody, Handler, Limits, Open, Request, Response, answer, decoded, events, only, page,
 };
@@ -208,6 +208,9 @@ fn table(name: &str, rows: csv::Rows) -> Response {
 /// A whole number of the query; `None` where it is not given.
 fn number(request: &Request, name: &str) -> Result<Option<u64>, ApiError> {
     let Some(text) = request.values(name).next().filter(|text| !text.is_empty()) else { return Ok(None) };
-    let wrong = |_| ApiError::param(name, format!("{name} is {text:?}, expected a whole number from 0 on"));
+    let wrong = |_| {
+        let found = quoted(&text);
+        ApiError::param(name, format!("{name} is {found}, expected a whole number from 0 on"))
+    };
     text.parse().map(Some).map_err(wrong)
 }

@@ -2,7 +2,7 @@
 //!
 //! Clients name runs, never paths: a name is looked up in the list that this makes, so nothing else can be read.
 
-use crate::error::ApiError;
+use crate::error::{ApiError, quoted};
 use hyper::StatusCode;
 use ironhorse_train::run::view::{Life, Loads, Quantity, RunView};
 use serde::Serialize;
@@ -120,7 +120,8 @@ impl Shelf {
 
     fn read(&self, name: &str) -> Result<Arc<Mutex<Run>>, ApiError> {
         let Some(found) = self.names().into_iter().find(|one| one.name == name) else {
-            let message = format!("{name:?} is not a run that is shown here; /api/runs lists them");
+            let name = quoted(name);
+            let message = format!("{name} is not a run that is shown here; /api/runs lists them");
             return Err(ApiError::new(StatusCode::NOT_FOUND, Some("unknown_run"), message));
         };
         let unreadable = |error: ironhorse_train::Error| {

@@ -23,7 +23,7 @@ pub struct Backward<T: Elem> {
 }
 
 /// What the softmax of a tile needs of each query.
-struct Columns<A> {
+pub(super) struct Columns<A> {
     lse: [A; TILE],
     /// Σ d_out out
     delta: [A; TILE],
@@ -91,16 +91,23 @@ impl<T: Elem> Backward<T> {
         [d_q, d_k, d_v]: [Option<Mat<T::Acc>>; 3],
     ) {
         let (s, a, hd) = (&self.from.shape, &self.from.shape.0, self.from.shape.0.head_dim);
+        if let Some(kernels) = s.kernels::<T::Acc>(isa) {
+            let to = [d_q, d_k, d_v];
+            // SAFETY: guaranteed by the caller.
+            return unsafe { self.small_tile((isa, kernels), scratch, (head, queries), chunks, to) };
+        }
         let (rows, stride) = (queries.len(), row_stride(queries.len()));
-        let TileScratch { gemm, tiles, wide: [q_room, k_room, v_room, _, d_o_room] } = scratch;
+        let TileScratch { gemm, tiles, wide: [q_room, k_room, v_room, _, d_o_room], .. } = scratch;
         let (p_scores, dp_scores) = tiles.split_at_mut(s.scores());
         // SAFETY: the inputs are only read; the widened rows are this worker's own.
         let [q, d_o] = unsafe {
             let q = self.from.queries(self.from.q, a.q, head, queries).load(isa, q_room);
             [q, self.from.queries(self.d_out, a.out, head, queries).load(isa, d_o_room)]
         };
+        let [d_out, out] = [self.d_out, self.from.out].map(|x| self.from.queries(x, a.out, head, queries));
         // SAFETY: guaranteed by the caller.
-        let columns = unsafe { self.columns(isa, head, queries) };
+        let columns =
+            unsafe { self.columns(head, queries, |i| dot(isa, d_out.row(i).all(), out.row(i).all())) };
         for (number, keys) in chunks.enumerate() {
             let cols = keys.len();
             let mut scores = [&mut p_scores[..cols * stride], &mut dp_scores[..cols * stride]];
@@ -124,7 +131,7 @@ impl<T: Elem> Backward<T> {
         }
     }
 
-    /// Computes the scores of a chunk again: they become probabilities and the gradients of the scores.
+    /// Computes the scores of a chunk again.
     ///
     /// # Safety
     /// The caller may read the inputs and alone uses the scores.
@@ -143,6 +150,18 @@ impl<T: Elem> Backward<T> {
             product((gemm, isa), size, [k, q.transposed()], Mat::new(p, stride), Beta::Overwrite);
             product((gemm, isa), size, [v, d_o.transposed()], Mat::new(dp, stride), Beta::Overwrite);
         }
+        self.gradients_of_scores(isa, [p, dp], columns, (head, [queries, keys]));
+    }
+
+    /// Scores become probabilities, and the gradients of probabilities those of the scores.
+    pub(super) fn gradients_of_scores(
+        &self,
+        isa: Isa,
+        [p, dp]: [&mut [T::Acc]; 2],
+        columns: &Columns<T::Acc>,
+        (head, [queries, keys]): (usize, [&Range<usize>; 2]),
+    ) {
+        let (s, stride) = (&self.from.shape, row_stride(queries.len()));
         let factors = [s.factor(isa, p), T::Acc::of(s.0.scale)];
         let first = head * s.0.q_len + queries.start;
         let dropped = |scores: &mut [T::Acc]| {
@@ -186,20 +205,21 @@ impl<T: Elem> Backward<T> {
         })
     }
 
-    /// Those of a tile.
+    /// Those of a tile, with the delta of each query.
     ///
     /// # Safety
-    /// The caller may read `lse`, `d_out` and `out`.
-    unsafe fn columns(&self, isa: Isa, head: usize, queries: &Range<usize>) -> Columns<T::Acc> {
-        let a = &self.from.shape.0;
+    /// The caller may read `lse`.
+    pub(super) unsafe fn columns(
+        &self,
+        head: usize,
+        queries: &Range<usize>,
+        delta: impl Fn(usize) -> T::Acc,
+    ) -> Columns<T::Acc> {
         let mut columns = Columns { lse: [T::Acc::ZERO; TILE], delta: [T::Acc::ZERO; TILE] };
-        let [d_out, out] = [self.d_out, self.from.out].map(|x| self.from.queries(x, a.out, head, queries));
         for (i, t) in queries.clone().enumerate() {
             // SAFETY: guaranteed by the caller.
-            unsafe {
-                columns.delta[i] = dot(isa, d_out.row(i).all(), out.row(i).all());
-                columns.lse[i] = self.from.lse.value(head * a.q_len + t);
-            }
+            columns.lse[i] = unsafe { self.from.lse.value(head * self.from.shape.0.q_len + t) };
+            columns.delta[i] = delta(i);
         }
         columns
     }

@@ -16,6 +16,7 @@ mod few;
 mod kept;
 mod product;
 mod reach;
+mod small;
 mod softmax;
 mod split;
 
@@ -26,8 +27,9 @@ pub use kept::Kept;
 pub use reach::Reach;
 
 use super::elementwise::{narrow, scale_by, widen};
+use crate::buffer::Buffer;
 use crate::element::{Elem, Real};
-use crate::gemm::{Beta, LocalScratch};
+use crate::gemm::{Beta, HeadKernels, LocalScratch, QUERIES, are_small, head_kernels};
 use crate::isa::Isa;
 use crate::memory::Span;
 use ironhorse_core::eager::{AttentionShape, Strides};
@@ -35,24 +37,39 @@ use product::{Mat, product};
 use softmax::{row_stride, softmax_columns};
 use std::ops::Range;
 
-/// Queries per tile.
+/// Queries per tile, at most.
 pub const TILE: usize = 64;
-/// Keys per chunk: its scores stay in the second-level cache.
+/// Keys per chunk, at most: its scores stay in the second-level cache.
 const CHUNK: usize = 256;
+/// The same of small heads, whose scores stay in the first-level cache beside everything else.
+const SMALL_CHUNK: usize = 128;
+/// Tiles of queries that are as many as the keys of a chunk.
+const TILES_OF_CHUNK: usize = CHUNK / TILE;
+const _: () = assert!(TILES_OF_CHUNK * QUERIES == SMALL_CHUNK);
 
 /// The sizes of one attention. A `head` counts the heads of the queries of all sequences.
 #[derive(Clone, Copy)]
 pub struct Heads(pub AttentionShape);
 
 impl Heads {
+    /// Queries of a tile. It depends on the size of a head alone, and so does [`Heads::chunk_len`]: they decide the order of sums.
+    fn tile_len(&self) -> usize {
+        if are_small(self.0.head_dim) { QUERIES } else { TILE }
+    }
+
+    /// Keys of a chunk.
+    fn chunk_len(&self) -> usize {
+        if are_small(self.0.head_dim) { SMALL_CHUNK } else { CHUNK }
+    }
+
     /// Tiles of queries.
     pub fn tiles(&self) -> usize {
-        self.0.q_len.div_ceil(TILE)
+        self.0.q_len.div_ceil(self.tile_len())
     }
 
     /// Positions of a tile.
     fn tile(&self, index: usize) -> Range<usize> {
-        index * TILE..self.0.q_len.min((index + 1) * TILE)
+        index * self.tile_len()..self.0.q_len.min((index + 1) * self.tile_len())
     }
 
     /// How many keys the query at `position` sees.
@@ -62,8 +79,8 @@ impl Heads {
     }
 
     /// Elements of a chunk of scores, at most.
-    pub fn scores(&self) -> usize {
-        CHUNK.min(self.0.kv_len) * row_stride(TILE.min(self.0.q_len))
+    fn scores(&self) -> usize {
+        self.chunk_len().min(self.0.kv_len) * row_stride(self.tile_len().min(self.0.q_len))
     }
 
     /// Heads of queries that use the same keys and values.
@@ -88,6 +105,11 @@ impl Heads {
         b * strides.batch + h * strides.head + position * strides.position
     }
 
+    /// The kernels for heads of this size, where this machine has some.
+    fn kernels<A: Real>(&self, isa: Isa) -> Option<&'static HeadKernels> {
+        head_kernels(isa, self.0.head_dim).filter(|_| A::IS_F32)
+    }
+
     /// The factor of the scores inside the softmax. The softmax takes its maximum before it scales, which is right for a
     /// positive factor only: any other scale is applied to the scores before.
     fn factor<A: Real>(&self, isa: Isa, scores: &mut [A]) -> A {
@@ -103,22 +125,37 @@ impl Heads {
 /// A worker's own memory.
 #[derive(Default)]
 pub struct TileScratch<A> {
-    pub gemm: LocalScratch,
+    gemm: LocalScratch,
     /// Scores.
-    pub tiles: Vec<A>,
+    tiles: Vec<A>,
+    /// Everything, where heads are small.
+    small: Buffer,
     /// Widened rows; empty where elements are computed in their own type.
     wide: [Vec<A>; 5],
 }
 
 impl<A: Real> TileScratch<A> {
     /// For a forward or backward with these sizes.
-    pub fn new<T: Elem<Acc = A>>(shape: &Heads) -> Self {
+    pub fn new<T: Elem<Acc = A>>(isa: Isa, shape: &Heads) -> Self {
         let hd = if T::IS_ACC { 0 } else { shape.0.head_dim };
-        Self {
-            gemm: LocalScratch::new(),
-            tiles: vec![A::ZERO; 2 * shape.scores()],
+        let mut scratch = Self {
             wide: [TILE, CHUNK, CHUNK, TILE, TILE].map(|rows| vec![A::ZERO; rows * hd]),
+            ..Self::default()
+        };
+        scratch.reserve(isa, shape);
+        scratch
+    }
+
+    /// Makes room for a forward or backward with these sizes, of elements that are computed in their own type.
+    pub fn reserve(&mut self, isa: Isa, shape: &Heads) {
+        if let Some(kernels) = shape.kernels::<A>(isa) {
+            return self.small.reserve(small::room(kernels));
         }
+        if self.tiles.len() < 2 * shape.scores() {
+            self.tiles.resize(2 * shape.scores(), A::ZERO);
+        }
+        let side = shape.0.head_dim.max(TILE);
+        self.gemm.reserve(side, side);
     }
 }
 
@@ -244,6 +281,10 @@ impl<T: Elem> Forward<T> {
         queries: Range<usize>,
     ) {
         let (s, a, hd) = (&self.shape, &self.shape.0, self.shape.0.head_dim);
+        if let Some(kernels) = s.kernels::<T::Acc>(isa) {
+            // SAFETY: guaranteed by the caller.
+            return unsafe { self.queries_of_small(isa, kernels, scratch, head, queries) };
+        }
         let (rows, stride) = (queries.len(), row_stride(queries.len()));
         let (mut max, mut sum) = ([T::Acc::NEG_INFINITY; TILE], [T::Acc::ZERO; TILE]);
         let [q_room, k_room, v_room, o_room, _] = &mut scratch.wide;
@@ -275,21 +316,36 @@ impl<T: Elem> Forward<T> {
                 product((mm, isa), [rows, hd, keys.len()], [p, v], o, beta);
             }
         }
-        for (i, position) in queries.enumerate() {
-            // SAFETY: this row and this element belong to this task.
+        // SAFETY: these rows and elements belong to this task.
+        unsafe {
+            (0..rows).for_each(|i| scale_by(isa, row_mut(o, i, hd), T::Acc::ONE / sum[i]));
+            self.finish(head, &queries, o, [&max, &sum]);
+            out.store(isa, o_room);
+        }
+    }
+
+    /// Writes `lse`, and zeros for queries that see nothing.
+    ///
+    /// # Safety
+    /// The caller alone uses the rows of `out` and the elements of `lse` of these queries.
+    unsafe fn finish(
+        &self,
+        head: usize,
+        queries: &Range<usize>,
+        out: Mat<T::Acc>,
+        [max, sum]: [&[T::Acc; TILE]; 2],
+    ) {
+        let (s, a) = (&self.shape, &self.shape.0);
+        for (i, position) in queries.clone().enumerate() {
+            let sees = s.sees(position) > 0;
+            // SAFETY: guaranteed by the caller.
             unsafe {
-                let row = row_mut(o, i, hd);
-                let kept = if s.sees(position) == 0 {
-                    row.fill(T::Acc::ZERO);
-                    T::Acc::NEG_INFINITY
-                } else {
-                    scale_by(isa, row, T::Acc::ONE / sum[i]);
-                    max[i] + sum[i].ln()
-                };
-                self.lse.set(head * a.q_len + position, kept);
+                if !sees {
+                    row_mut(out, i, a.head_dim).fill(T::Acc::ZERO);
+                }
+                let lse = if sees { max[i] + sum[i].ln() } else { T::Acc::NEG_INFINITY };
+                self.lse.set(head * a.q_len + position, lse);
             }
         }
-        // SAFETY: these rows belong to this task.
-        unsafe { out.store(isa, o_room) };
     }
 }

@@ -3,7 +3,7 @@
 //! No tile has queries of two documents: a document begins a new tile, and its keys are the first of a chunk. So the bits of a
 //! document's results do not depend on what else its sequence holds, and no work is done for keys of other documents.
 
-use super::{CHUNK, Forward, Heads, TILE, row_stride};
+use super::{Forward, Heads, row_stride};
 use crate::element::{Elem, Real};
 use crate::memory::Span;
 use ironhorse_core::op::AttentionMask;
@@ -48,17 +48,18 @@ impl<T: Elem> Forward<T> {
         self.reach.positions.map_or(position, |all| unsafe { all.get(at..at + 1) }[0] as usize)
     }
 
-    /// The tiles of queries that begin among the [`TILE`] positions number `block`, in order: one without documents. A tile
-    /// begins at every multiple of [`TILE`] of a document and ends before the next or with the document.
+    /// The tiles of queries that begin among the positions of tile number `block`, in order: one without documents. A tile
+    /// begins at every multiple of [`Heads::tile_len`] of a document and ends before the next or with the document.
     pub(super) fn tiles(&self, head: usize, block: usize) -> impl Iterator<Item = Range<usize>> + '_ {
+        let len = self.shape.tile_len();
         // Without documents these searches would look at every position for nothing.
         let (positions, most) = match self.reach.positions {
-            Some(_) => (true, TILE),
+            Some(_) => (true, len),
             None => (false, 1),
         };
-        let begins = move |&t: &usize| self.place(head, t).is_multiple_of(TILE);
+        let begins = move |&t: &usize| self.place(head, t).is_multiple_of(len);
         self.shape.tile(block).take(most).filter(begins).map(move |first| {
-            let end = self.shape.0.q_len.min(first + TILE);
+            let end = self.shape.0.q_len.min(first + len);
             let next = positions.then(|| (first + 1..end).find(|&t| self.place(head, t) == 0));
             first..next.flatten().unwrap_or(end)
         })
@@ -72,7 +73,8 @@ impl<T: Elem> Forward<T> {
         queries: &Range<usize>,
     ) -> impl Iterator<Item = Range<usize>> + use<T> {
         let (first, end) = (self.reached(head, queries.start).start, self.shape.sees(queries.end - 1));
-        (first..end).step_by(CHUNK).map(move |first| first..end.min(first + CHUNK))
+        let len = self.shape.chunk_len();
+        (first..end).step_by(len).map(move |first| first..end.min(first + len))
     }
 
     /// Sets the scores of keys that their query does not reach.

@@ -1,6 +1,9 @@
 //! The softmax of scores that have a row for each key and a column for each query, forward and backward: many queries at
 //! once.
 
+// Lanes are numbered: an index says more than an iterator here.
+#![allow(clippy::needless_range_loop)]
+
 use super::TILE;
 use crate::element::{LANES, Real};
 use crate::multiversion;
@@ -41,8 +44,9 @@ multiversion! {
         for first in (0..stride).step_by(LANES) {
             let mut greatest = [A::NEG_INFINITY; LANES];
             for row in s.chunks_exact(stride) {
-                for (greatest, s) in greatest.iter_mut().zip(part(row, first)) {
-                    *greatest = if *s > *greatest { *s } else { *greatest };
+                let row = part(row, first);
+                for i in 0..LANES {
+                    greatest[i] = if row[i] > greatest[i] { row[i] } else { greatest[i] };
                 }
             }
             let (max, sum, shrink) =
@@ -50,7 +54,7 @@ multiversion! {
             for i in 0..LANES {
                 let new = greatest[i] * scale;
                 let new = if new > max[i] { new } else { max[i] };
-                shrink[i] = (max[i] - new).exp_flush::<FMA>();
+                shrink[i] = (max[i] - new).exp_low::<FMA>();
                 max[i] = new;
                 sum[i] = sum[i] * shrink[i];
             }
@@ -60,7 +64,7 @@ multiversion! {
             for row in s.chunks_exact_mut(stride) {
                 let row = part_mut(row, first);
                 for i in 0..LANES {
-                    row[i] = A::fma::<FMA>(row[i], scale, -max[i]).exp_flush::<FMA>();
+                    row[i] = A::fma::<FMA>(row[i], scale, -max[i]).exp_low::<FMA>();
                     let add = row[i] - lost[i];
                     let total = sum[i] + add;
                     lost[i] = (total - sum[i]) - add;
@@ -86,7 +90,7 @@ multiversion! {
             for (p, dp) in p.chunks_exact_mut(stride).zip(dp.chunks_exact_mut(stride)) {
                 let (p, dp) = (part_mut(p, first), part_mut(dp, first));
                 for i in 0..LANES {
-                    p[i] = A::fma::<FMA>(p[i], factor, -lse[i]).exp_flush::<FMA>();
+                    p[i] = A::fma::<FMA>(p[i], factor, -lse[i]).exp_low::<FMA>();
                     dp[i] = p[i] * (dp[i] - delta[i]) * scale;
                 }
             }

@@ -6,7 +6,7 @@
 
 use super::backward::Backward;
 use super::product::Mat;
-use super::{CHUNK, TILE, TileScratch};
+use super::{TILES_OF_CHUNK, TileScratch};
 use crate::element::{Elem, Real};
 use crate::isa::Isa;
 use crate::kernel::elementwise::{add_to, narrow};
@@ -19,7 +19,7 @@ use std::ops::Range;
 const KEPT: usize = if cfg!(test) { 1 << 12 } else { 1 << 22 };
 /// Tiles of queries in a turn at least: as many queries as a chunk has keys, so that memory grows with the sequence, not with
 /// its square.
-const LEAST_TILES: usize = CHUNK / TILE;
+const LEAST_TILES: usize = TILES_OF_CHUNK;
 
 impl<T: Elem> Backward<T> {
     /// The gradients of all heads, before [`Backward::gather`].
@@ -34,17 +34,17 @@ impl<T: Elem> Backward<T> {
         own: Span<T::Acc>,
     ) -> Done {
         let (s, a) = (&self.from.shape, &self.from.shape.0);
-        let (heads, chunks) = (a.batch * a.heads, a.kv_len.div_ceil(CHUNK));
+        let (heads, chunks, tile) = (a.batch * a.heads, a.kv_len.div_ceil(s.chunk_len()), s.tile_len());
         if heads >= team.threads() || chunks < 2 {
             return team.chunks(heads, 1, |task, worker| {
                 // SAFETY: the team runs one task at a time per worker; tasks own disjoint heads of what is written.
                 unsafe { self.head(isa, scratch.get(worker), own, task.start) }
             });
         }
-        let all = s.tiles() * TILE * a.head_dim * heads * chunks;
+        let all = s.tiles() * tile * a.head_dim * heads * chunks;
         let turn = s.tiles().div_ceil(all.div_ceil(KEPT).max(1)).max(LEAST_TILES.min(s.tiles()));
         let mut kept = vec![T::Acc::ZERO; if self.d_q.is_some() { all / s.tiles().max(1) * turn } else { 0 }];
-        let turns = Turns { call: self, kept: Span::of_slice(&mut kept), rows: turn * TILE, chunks };
+        let turns = Turns { call: self, kept: Span::of_slice(&mut kept), rows: turn * tile, chunks };
         for first in (0..s.tiles().max(1)).step_by(turn.max(1)) {
             let tiles = first..s.tiles().min(first + turn);
             team.chunks(heads * chunks, 1, |task, worker| {
@@ -90,16 +90,16 @@ impl<T: Elem> Turns<'_, T> {
     ) {
         let (call, s) = (self.call, &self.call.from.shape);
         let d_kv = call.keys_and_values(own, head);
-        let first = chunk * CHUNK;
+        let first = chunk * s.chunk_len();
         if tiles.start == 0 {
             // SAFETY: guaranteed by the caller.
-            unsafe { call.clear(d_kv, first..s.0.kv_len.min(first + CHUNK)) };
+            unsafe { call.clear(d_kv, first..s.0.kv_len.min(first + s.chunk_len())) };
         }
         for tile in tiles.clone() {
             let queries = s.tile(tile);
             let Some(keys) = call.from.chunks(head, &queries).nth(chunk) else { continue };
             let d_q = call.d_q.is_some().then(|| {
-                let at = self.kept_at([head, chunk], (tile - tiles.start) * TILE);
+                let at = self.kept_at([head, chunk], (tile - tiles.start) * s.tile_len());
                 Mat { ptr: self.kept.ptr().wrapping_add(at), rs: s.0.head_dim, cs: 1 }
             });
             // SAFETY: guaranteed by the caller.
@@ -120,7 +120,7 @@ impl<T: Elem> Turns<'_, T> {
         let chunks = call.from.chunks(head, &queries).count();
         for i in 0..queries.len() {
             let part = |chunk: usize| {
-                let at = self.kept_at([head, chunk], index * TILE + i);
+                let at = self.kept_at([head, chunk], index * s.tile_len() + i);
                 self.kept.part(at..at + hd)
             };
             // SAFETY: guaranteed by the caller; no slice of a chunk's part lives while another of it is made.

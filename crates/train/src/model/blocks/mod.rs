@@ -225,26 +225,32 @@ impl Blocks {
         self.pack();
     }
 
-    /// The rows of some tokens. Io: `picks`, their numbers.
-    pub fn picked(&mut self, inp: Slot, count: usize) -> Result<Slot> {
+    /// Goes on with so many of the tokens: their rows of each tensor. Io: `picks`, their numbers.
+    pub fn pick<const N: usize>(&mut self, tensors: [Slot; N], count: usize) -> Result<[Slot; N]> {
         let picks = self.b.io("picks", [count, 1], DType::I32);
-        let (tokens, width, dtype) = (self.tokens(), self.width, self.dtype());
-        let out = self.b.activation([count, 1, width], dtype);
-        // the rows of a table by their numbers: what embedding tokens is
-        let table = Slot { shape: [tokens, width].into(), ..inp };
+        let tokens = std::mem::replace(&mut self.batch, (count, 1));
+        let vocab = tokens.0 * tokens.1;
         self.b.at("picked");
-        let (positions, at_position) = (None, false);
-        self.b.push(EmbeddingFwd {
-            out,
-            tokens: picks,
-            wte: table,
-            wpe: None,
-            positions,
-            vocab: tokens,
-            at_position,
-            factor: 1.0,
-        })?;
-        Ok(out)
+        let mut picked = tensors;
+        for slot in &mut picked {
+            // the rows of a table by their numbers: what embedding tokens is
+            let width = slot.shape.cols();
+            let wte = Slot { shape: [vocab, width].into(), ..*slot };
+            let out = self.tokens_by(width);
+            let (positions, at_position) = (None, false);
+            self.b.push(EmbeddingFwd {
+                out,
+                tokens: picks,
+                wte,
+                wpe: None,
+                positions,
+                vocab,
+                at_position,
+                factor: 1.0,
+            })?;
+            *slot = out;
+        }
+        Ok(picked)
     }
 
     /// The position of each token where sequences hold several documents, or where tokens continue sequences of a cache.

@@ -44,11 +44,15 @@ impl Decoder {
             let drop = self.drop_site(Place::Probabilities(l));
             let attending = Attending { cached, drop, window: self.plan.windows.get(l).copied().flatten() };
             let attn = self.net.attention(&self.name(l, names.attn), qkv, heads, attending)?;
-            let proj = self.net.linear(&self.name(l, names.proj[1]), attn.out, p.proj)?;
+            let [stream, attended] = match self.picks.filter(|_| l + 1 == self.layers.len()) {
+                Some(count) => self.net.pick([norm_1.inp, attn.out], count)?,
+                None => [norm_1.inp, attn.out],
+            };
+            let proj = self.net.linear(&self.name(l, names.proj[1]), attended, p.proj)?;
             self.drop_fwd(Place::Attention(l), proj)?;
             let (added, post_attn) = self.post_norm(l, names.post_attn.zip(p.post_attn), proj)?;
             let called = ["residual_1", names.norm_2].map(|part| self.name(l, part));
-            let norm_2 = self.net.residual_norm(called, [norm_1.inp, added], p.norm_2)?;
+            let norm_2 = self.net.residual_norm(called, [stream, added], p.norm_2)?;
             let (out, mlp) = self.mlp(l, norm_2.out, purpose)?;
             self.drop_fwd(Place::Mlp(l), out)?;
             let (added, post_mlp) = self.post_norm(l, names.post_mlp.zip(p.post_mlp), out)?;

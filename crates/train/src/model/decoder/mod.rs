@@ -213,13 +213,10 @@ pub(super) fn decoding(
 pub(super) fn serving(plan: Plan, step: ServingStep, precision: Precision) -> Result<Program> {
     let mut decoder = Decoder::caching(plan, step.tokens, step.context, precision)?;
     decoder.net.place(step.sequences);
+    decoder.picks = step.picks;
     let logits = decoder.net.logits_of((step.picks.unwrap_or(step.tokens), 1), decoder.head);
     let (_, norm) = decoder.blocks(Purpose::Decoding)?;
-    let last = match step.picks {
-        Some(count) => decoder.net.picked(norm.out, count)?,
-        None => norm.out,
-    };
-    decoder.net.logits(last, logits, decoder.head)?;
+    decoder.net.logits(norm.out, logits, decoder.head)?;
     decoder.net.finish()
 }
 
@@ -275,6 +272,8 @@ struct Decoder {
     preference: Option<f32>,
     /// Positions of the cache, when decoding.
     cached: usize,
+    /// How many tokens have logits, when serving, if not all: the others end with the keys and values of the last layer.
+    picks: Option<usize>,
 }
 
 /// What the MLP or the experts of a layer leave for the backward.
@@ -325,8 +324,22 @@ impl Decoder {
         let norm = net.norm_weights(names.last_norm[0], (plan.norm_eps, plan.gain))?;
         let (embed, head) = (net.weight(names.embed, vocab)?, net.weight(names.head, vocab)?);
         let (dropout, preference, head_chunks) = (DropRate::default(), None, 1);
-        let cached = context;
-        Ok(Self { net, plan, embed, positions, layers, norm, head, dropout, head_chunks, preference, cached })
+        let (cached, picks) = (context, None);
+        let parts = Self {
+            net,
+            plan,
+            embed,
+            positions,
+            layers,
+            norm,
+            head,
+            dropout,
+            head_chunks,
+            preference,
+            cached,
+            picks,
+        };
+        Ok(parts)
     }
 
     /// For new tokens over a cache. All programs of a session must agree on its positions, as they share it.
@@ -444,6 +457,22 @@ mod tests {
         assert_eq!(decoding(9), [None, None]);
         let all = |op: &Op| !matches!(op, Op::AttentionFwd(op) if op.mask != AttentionMask::CAUSAL);
         assert!(training(7).nodes().iter().all(|node| all(&node.op)));
+    }
+
+    #[test]
+    fn the_last_layer_goes_on_with_the_picked_tokens_only() {
+        let step = ServingStep { tokens: 8, sequences: 2, context: None, picks: Some(2) };
+        let rows = |step| {
+            let program = serving(windowed(9), step, Precision::F32).unwrap();
+            let rows = program.nodes().iter().filter_map(|node| match node.op {
+                Op::LinearFwd(op) => Some(op.out.shape.rows()),
+                _ => None,
+            });
+            rows.collect::<Vec<_>>()
+        };
+        // qkv, proj, gate_up and down of two layers, and the head
+        assert_eq!(rows(step), [8, 8, 8, 8, 8, 2, 2, 2, 2]);
+        assert_eq!(rows(ServingStep { picks: None, ..step }), [8; 9]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ const WHOLE: f64 = (1_u64 << 40) as f64;
 /// Readings of the routers, summed over spans of `width` steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loads {
-    /// Steps of a span, a power of two: the least for which there are at most [`MOST_SPANS`].
+    /// Steps of a span, a power of two: the least for which there are at most `MOST_SPANS`.
     pub width: u64,
     spans: Vec<Span>,
 }
