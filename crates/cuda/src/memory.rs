@@ -119,6 +119,9 @@ impl Scratch {
     }
 }
 
+/// The most bytes of a counter, and how far apart they are.
+pub(crate) const COUNTER_BYTES: usize = 256;
+
 /// Where products of a library count the tiles that are done. The library fills each with zero before its product; in a recorded range
 /// all are filled at once, at its beginning (`Stream::capture`), so each product has its own.
 #[derive(Debug, Default)]
@@ -129,12 +132,10 @@ pub(crate) struct Counters {
 
 impl Counters {
     const BYTES: usize = 1 << 18;
-    /// The most bytes of one, and how far apart they are.
-    const APART: usize = 256;
 
-    /// A new one; `None` if so many bytes are no counter, or if there is no room.
+    /// A new one; `None` if it needs more than [`COUNTER_BYTES`], or if there is no room.
     pub fn take(&mut self, device: &'static Device, bytes: usize) -> Result<Option<u64>> {
-        if !(1..=Self::APART).contains(&bytes) || self.used + Self::APART > Self::BYTES {
+        if !(1..=COUNTER_BYTES).contains(&bytes) || self.used + COUNTER_BYTES > Self::BYTES {
             return Ok(None);
         }
         let buffer = match &mut self.buffer {
@@ -142,8 +143,13 @@ impl Counters {
             none => none.insert(Buffer::new(device, Self::BYTES)?),
         };
         let at = buffer.address() + self.used as u64;
-        self.used += Self::APART;
+        self.used += COUNTER_BYTES;
         Ok(Some(at))
+    }
+
+    /// Bytes held.
+    pub fn allocated(&self) -> usize {
+        self.buffer.as_ref().map_or(0, Buffer::bytes)
     }
 
     /// Where those taken are.

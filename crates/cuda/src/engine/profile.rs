@@ -94,7 +94,8 @@ impl CudaEngine {
             Pool::ALL.iter().map(|&pool| (pool.name().to_owned(), self.memory.bytes(pool))).collect();
         all.push(("scratch".into(), self.scratch.allocated() + self.exchange_scratch.allocated()));
         let constants = self.lowered.values().flat_map(|lowered| &lowered.constants);
-        all.push(("constants".into(), constants.map(crate::device::Buffer::bytes).sum()));
+        let counters: usize = self.lowered.values().map(|lowered| lowered.counters.allocated()).sum();
+        all.push(("constants".into(), counters + constants.map(crate::device::Buffer::bytes).sum::<usize>()));
         let ours: usize = all.iter().map(|(_, bytes)| bytes).sum();
         // The driver counts other processes on this device too.
         if let Ok((free, total)) = self.device.memory() {

@@ -97,7 +97,7 @@ fn forward_and_backward() {
     let mut all = shapes();
     // More than one tile each way; differences would take too long.
     all.extend([shape([1, 2, 1], [67, 130, 9], true), shape([1, 2, 1], [130, 65, 33], true)]);
-    all.push(shape([1, 1, 1], [65, 129, 16], false));
+    all.extend([shape([1, 1, 1], [65, 129, 16], false), shape([1, 2, 1], [80, 41, 32], true)]);
     for a in all {
         let x = inputs(&a);
         // SAFETY: the memory of the case.
@@ -174,6 +174,27 @@ fn one_key_has_no_gradient() {
     all.push((Sums, lse));
     let got = run(&Case { inputs: all, outputs: vec![(Elements, 15); 3], call: &call }, Float::F32, &[]);
     assert_eq!(got[0][..5], [0.0; 5]);
+}
+
+#[test]
+fn queries_that_see_nothing_have_no_gradient() {
+    // Whole tiles of queries before the first key; `out` holds what such a query never wrote.
+    let a = shape([1, 1, 1], [80, 10, 16], true);
+    let x = inputs(&a);
+    let (n, seen) = (sizes(&a), 70 * 16);
+    // SAFETY: the memory of the case.
+    let call = |from: &[Array], to: &[Array]| unsafe {
+        let from = [from[0], from[1], from[2], from[3], from[4], from[5]];
+        attention_bwd(from, [to[0], to[1], to[2]], &a)
+    };
+    let mut all = elements(&[random(n[0], 9), x[0].clone(), x[1].clone(), x[2].clone(), vec![1.0; n[0]]]);
+    all.push((Sums, reference(&x, &a).1));
+    let case = Case { inputs: all, outputs: n.map(|n| (Elements, n)).into(), call: &call };
+    for float in [Float::F32, Float::BF16, Float::F16] {
+        let got = run(&case, float, &[]);
+        assert_eq!(got[0][..seen], vec![0.0; seen], "{float:?}");
+        assert!(got[0][seen..].iter().any(|x| *x != 0.0), "{float:?}");
+    }
 }
 
 #[test]

@@ -117,13 +117,14 @@ impl<T: Elem> Backward<T> {
     ) {
         let a = &self.from.shape.0;
         let room = Room::new(kernels, scratch);
-        let [q_room, k_room, v_room, o_room, d_o_room] = &mut scratch.wide;
+        // Room 3 belongs to `d_q`.
+        let [q_room, k_room, v_room, _, d_o_room] = &mut scratch.wide;
         let of = |x, strides| self.from.queries(x, strides, head, queries);
         // SAFETY: the inputs are only read; the room and the gradients belong to this task.
         unsafe {
             let q = rows(of(self.from.q, a.q).load(isa, q_room), queries.len());
             let d_o = rows(of(self.d_out, a.out).load(isa, d_o_room), queries.len());
-            let out = rows(of(self.from.out, a.out).load(isa, o_room), queries.len());
+            let out = rows(of(self.from.out, a.out).load(isa, k_room), queries.len());
             for (rows, columns) in [(q, room.columns[0]), (d_o, room.columns[1]), (out, room.sums)] {
                 (kernels.to_columns)(&rows, columns);
             }
@@ -206,7 +207,7 @@ mod tests {
             (0..heads).for_each(|head| call.head(isa, &mut scratch, own, head));
         }
         // The gradients of keys and values are in `own`, and their places in `d_qkv` are not written.
-        results[2].iter_mut().filter(|x| x.is_nan()).for_each(|x| *x = 0.0);
+        results[2].chunks_mut((heads + 2) * hd).for_each(|row| row[heads * hd..].fill(0.0));
         results
     }
 

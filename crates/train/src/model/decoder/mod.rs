@@ -325,7 +325,7 @@ impl Decoder {
         let (embed, head) = (net.weight(names.embed, vocab)?, net.weight(names.head, vocab)?);
         let (dropout, preference, head_chunks) = (DropRate::default(), None, 1);
         let (cached, picks) = (context, None);
-        let parts = Self {
+        Ok(Self {
             net,
             plan,
             embed,
@@ -338,8 +338,7 @@ impl Decoder {
             preference,
             cached,
             picks,
-        };
-        Ok(parts)
+        })
     }
 
     /// For new tokens over a cache. All programs of a session must agree on its positions, as they share it.
