@@ -133,11 +133,12 @@ impl Lowered {
         // The first run is eager: libraries load their kernels then, which a recording does not allow.
         let record = graphs && !self.eager && self.runs > 1 && self.launches.len() > 1;
         if self.graph.is_none() && record {
-            let mut record =
-                |counters| streams.main.capture(&counters, || self.enqueue(streams, |_, launch| launch()));
             let counters = self.counters.range();
+            let mut capture = |counters: &Range<u64>| {
+                streams.main.capture(counters, || self.enqueue(streams, |_, launch| launch()))
+            };
             // a graph that cannot be changed is recorded as it is
-            match record(counters).or_else(|_| record(0..0)) {
+            match capture(&counters).or_else(|_| capture(&(0..0))) {
                 Ok(graph) => self.graph = Some(graph),
                 Err(error) => {
                     self.eager = true;
