@@ -150,7 +150,7 @@ unsafe fn head_gradients<const HD: usize, const R: usize, const V: usize>(s: &He
     }
 }
 
-/// out[q] = Σ_d a[d, q] b[d, q] as [`dot`](crate::element::dot) adds: element d goes to lane d mod 32, and a tree joins the lanes.
+/// `out[q]` = Σ_d `a[d, q] b[d, q]` as [`dot`](crate::element::dot) adds: element d goes to lane d mod 32, and a tree joins the lanes.
 ///
 /// # Safety
 /// As [`head_scores`].
@@ -188,7 +188,7 @@ unsafe fn to_columns<const HD: usize>(rows: &FloatRows, to: *mut f32) {
     }
 }
 
-/// row q's element d = from[d, q] by[q]
+/// row q's element d = `from[d, q] by[q]`
 ///
 /// # Safety
 /// As [`head_scores`].
