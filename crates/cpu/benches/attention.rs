@@ -1,6 +1,7 @@
 //! Attention and its gradients by size of a head: the best of many runs, in GFLOP/s of the scores that queries reach.
 //!
 //!     cargo bench -p ironhorse-cpu --bench attention -- [threads]
+//!     ONLY="heads of 32" cargo bench -p ironhorse-cpu --bench attention    sizes whose names have these words
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 use ironhorse_core::op::*;
