@@ -11,9 +11,8 @@ use ironhorse_core::{DType, Param, Pool, Precision, Update};
 
 /// `THREADS` of optimizer/grad_norm.cu.
 const NORM_THREADS: u32 = 512;
-/// Elements and threads of a block of optimizer/adamw.cu.
-const ADAM_BLOCK: usize = 2048;
-const ADAM_THREADS: u32 = 256;
+/// Elements of a thread of optimizer/adamw.cu.
+const ADAM_ELEMENTS: usize = 8;
 /// Elements that share a bit of the decay map. Parameters start at multiples of this (64 bytes at most 4 wide).
 const STRIDE: usize = 16;
 
@@ -26,6 +25,12 @@ fn adamw_spec(p: Precision) -> Result<Spec> {
     let master = if p.has_residual() { "i16" } else { "float" };
     let spec = Spec::new("optimizer/adamw.cu").typed("PARAM", p.weights)?.typed("GRAD", p.grads)?;
     spec.define("MASTER", master).typed("MOMENT", p.moments)
+}
+
+/// Elements and threads of a block of optimizer/adamw.cu: fewer where state has 16 bits.
+fn adamw_block(p: Precision) -> (usize, u32) {
+    let threads = if p.has_residual() || p.moments.size() == 2 { 128 } else { 256 };
+    (ADAM_ELEMENTS * threads, threads as u32)
 }
 
 /// The element types that an update meets.
@@ -72,7 +77,9 @@ pub(crate) fn adamw(cx: &mut Lower<'_>, op: &AdamW) -> Result<()> {
     let master = op.master.unwrap_or(op.params);
     let slots = [op.params, master, op.grads, op.moment1, op.moment2, op.norm, op.halt];
     let args = cx.pointers(&slots)?.ptr(decays).ptr(cx.scalars);
-    let tiles = tiles(cx.program.params());
+    let p = precision_of(op);
+    let (block, threads) = adamw_block(p);
+    let tiles = tiles(cx.program.params(), block);
     if let Some(tiles) = tiles {
         let count = tiles.len() / 3;
         if count == 0 {
@@ -80,16 +87,10 @@ pub(crate) fn adamw(cx: &mut Lower<'_>, op: &AdamW) -> Result<()> {
         }
         let bytes: Vec<u8> = tiles.iter().flat_map(|word| word.to_le_bytes()).collect();
         let args = args.ptr(cx.upload(&bytes)?);
-        return cx.launch(
-            &adamw_spec(precision_of(op))?,
-            "adamw_tiles",
-            Grid::linear(count, ADAM_THREADS),
-            args,
-        );
+        return cx.launch(&adamw_spec(p)?, "adamw_tiles", Grid::linear(count, threads), args);
     }
     let args = args.u64(n as u64);
-    let grid = Grid::linear(n.div_ceil(ADAM_BLOCK), ADAM_THREADS);
-    cx.launch(&adamw_spec(precision_of(op))?, "adamw", grid, args)
+    cx.launch(&adamw_spec(p)?, "adamw", Grid::linear(n.div_ceil(block), threads), args)
 }
 
 /// AdamW on a slice. Elements keep their numbers in the whole pools, which decide how they are rounded: the kernel gets the
@@ -102,17 +103,17 @@ fn adamw_slice(cx: &mut Lower<'_>, op: &AdamW) -> Result<()> {
         args = args.ptr(cx.ptr(slot)?.wrapping_sub((first * slot.dtype.size()) as u64));
     }
     let args = cx.append(args, &[Some(op.norm), Some(op.halt)])?.ptr(decays).ptr(cx.scalars);
-    let tiles =
-        (first..first + n).step_by(ADAM_BLOCK).flat_map(|at| [at, (at + ADAM_BLOCK).min(first + n), 0]);
+    let p = precision_of(op);
+    let (block, threads) = adamw_block(p);
+    let tiles = (first..first + n).step_by(block).flat_map(|at| [at, (at + block).min(first + n), 0]);
     let bytes: Vec<u8> = tiles.flat_map(|word| (word as u64).to_le_bytes()).collect();
     let args = args.ptr(cx.upload(&bytes)?);
-    let grid = Grid::linear(n.div_ceil(ADAM_BLOCK), ADAM_THREADS);
-    cx.launch(&adamw_spec(precision_of(op))?, "adamw_tiles", grid, args)
+    cx.launch(&adamw_spec(p)?, "adamw_tiles", Grid::linear(n.div_ceil(block), threads), args)
 }
 
-/// `Tile` of optimizer/adamw.cu for each block, if another optimizer has some of the parameters: first and last element,
+/// `Tile` of optimizer/adamw.cu for each block of so many elements, if another optimizer has some of the parameters: first and last element,
 /// and how many elements before it have no second moment. Neighbours make one stretch, gaps between them included.
-fn tiles(params: &[Param]) -> Option<Vec<u64>> {
+fn tiles(params: &[Param], block: usize) -> Option<Vec<u64>> {
     let mut stretches: Vec<(std::ops::Range<usize>, usize)> = Vec::new();
     for param in params {
         let Update::AdamW { skipped } = param.update else { continue };
@@ -125,7 +126,7 @@ fn tiles(params: &[Param]) -> Option<Vec<u64>> {
     let alone = params.iter().all(|param| matches!(param.update, Update::AdamW { .. }));
     let blocks = |(stretch, skipped): (std::ops::Range<usize>, usize)| {
         let end = stretch.end;
-        stretch.step_by(ADAM_BLOCK).flat_map(move |first| [first, (first + ADAM_BLOCK).min(end), skipped])
+        stretch.step_by(block).flat_map(move |first| [first, (first + block).min(end), skipped])
     };
     (!alone).then(|| stretches.into_iter().flat_map(blocks).map(|word| word as u64).collect())
 }
@@ -190,7 +191,7 @@ mod tests {
                 b.muon_group([("w", [100, 10], 1)], true); // 5024 to 6032
             }
             b.param("c", [3], false);
-            tiles(b.finish().unwrap().params())
+            tiles(b.finish().unwrap().params(), 2048)
         };
         assert_eq!(tiles_of(false), None);
         let found = tiles_of(true).unwrap();
