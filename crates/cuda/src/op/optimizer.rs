@@ -5,12 +5,16 @@ use super::lower::Lower;
 use crate::Result;
 use crate::args::{Args, Grid};
 use crate::kernels::Spec;
+use crate::squares::Sums;
 use ironhorse_core::op::{AdamW, GradNorm};
 use ironhorse_core::ranks::PIECE_ELEMENTS;
-use ironhorse_core::{DType, Param, Pool, Precision, Update};
+use ironhorse_core::{DType, Param, Pool, Precision, Slot, Update};
+use std::ops::Range;
 
 /// `THREADS` of optimizer/grad_norm.cu.
 const NORM_THREADS: u32 = 512;
+/// Sums that a block of `grad_norm_left` adds up.
+const LEFT_SUMS: usize = 8192;
 /// Elements of a thread of optimizer/adamw.cu.
 const ADAM_ELEMENTS: usize = 8;
 /// Elements that share a bit of the decay map. Parameters start at multiples of this (64 bytes at most 4 wide).
@@ -41,6 +45,12 @@ fn precision_of(op: &AdamW) -> Precision {
 }
 
 pub(crate) fn grad_norm(cx: &mut Lower<'_>, op: &GradNorm) -> Result<()> {
+    if op.slices.is_none() {
+        let summed = cx.summed_of(op.grads);
+        if !summed.is_empty() {
+            return norm_of_sums(cx, op, &summed);
+        }
+    }
     let (n, spec) = (op.grads.numel(), norm_spec(op.grads.dtype)?);
     let count = n.div_ceil(PIECE_ELEMENTS).max(1);
     let parts = cx.scratch(count * size_of::<f64>())?;
@@ -60,9 +70,55 @@ pub(crate) fn grad_norm(cx: &mut Lower<'_>, op: &GradNorm) -> Result<()> {
     if let Some(slices) = op.slices {
         share_pieces(cx, slices, n, parts)?;
     }
+    norm_total(cx, op, parts, count)
+}
+
+/// The norm and `halt` from the sums of all pieces.
+fn norm_total(cx: &mut Lower<'_>, op: &GradNorm, parts: u64, count: usize) -> Result<()> {
     let args = cx.pointers(&[op.norm, op.halt, op.loss])?;
     let args = args.ptr(cx.fault).ptr(parts).u32(count as u32);
-    cx.launch(&spec, "grad_norm_total", Grid::linear(1, NORM_THREADS), args)
+    cx.launch(&norm_spec(op.grads.dtype)?, "grad_norm_total", Grid::linear(1, NORM_THREADS), args)
+}
+
+/// The norm where ops have left sums of squares of some gradients, which are not read again.
+fn norm_of_sums(cx: &mut Lower<'_>, op: &GradNorm, summed: &[(Slot, Sums)]) -> Result<()> {
+    let spec = norm_spec(op.grads.dtype)?;
+    let size = op.grads.dtype.size();
+    let places: Vec<Range<usize>> = summed
+        .iter()
+        .map(|(slot, _)| (slot.offset - op.grads.offset) / size..(slot.end() - op.grads.offset) / size)
+        .collect();
+    let gaps = between(op.grads.numel(), &places);
+    let rest = gaps.into_iter().flat_map(|gap| stretches((gap.start as u64, 1), gap.len(), PIECE_ELEMENTS));
+    let left = summed.iter().flat_map(|(_, sums)| stretches((sums.at, 8), sums.count, LEFT_SUMS));
+    let (rest, left): (Vec<_>, Vec<_>) = (rest.collect(), left.collect());
+    let count = rest.len() + left.len();
+    let parts = cx.scratch(count * size_of::<f64>())?;
+    if !rest.is_empty() {
+        let args = Args::new().ptr(parts).ptr(cx.ptr(op.grads)?).ptr(cx.upload(&rest.concat())?);
+        cx.launch(&spec, "grad_norm_rest", Grid::linear(rest.len(), NORM_THREADS), args)?;
+    }
+    let behind = parts + (rest.len() * size_of::<f64>()) as u64;
+    let args = Args::new().ptr(behind).ptr(cx.upload(&left.concat())?);
+    cx.launch(&spec, "grad_norm_left", Grid::linear(left.len(), NORM_THREADS), args)?;
+    norm_total(cx, op, parts, count)
+}
+
+/// `Stretch` of optimizer/grad_norm.cu for each block, of at most so many: where it begins and how many there are, which are `step` apart.
+fn stretches((first, step): (u64, u64), count: usize, most: usize) -> impl Iterator<Item = [u8; 16]> {
+    (0..count).step_by(most).map(move |at| {
+        let words = [first + at as u64 * step, most.min(count - at) as u64];
+        let mut bytes = [0; 16];
+        bytes.as_chunks_mut().0.iter_mut().zip(words).for_each(|(to, word)| *to = word.to_le_bytes());
+        bytes
+    })
+}
+
+/// What lies between ranges of 0..n that ascend and do not overlap.
+fn between(n: usize, ranges: &[Range<usize>]) -> Vec<Range<usize>> {
+    let ends = std::iter::once(0).chain(ranges.iter().map(|range| range.end));
+    let starts = ranges.iter().map(|range| range.start).chain([n]);
+    ends.zip(starts).map(|(end, start)| end..start).filter(|gap| !gap.is_empty()).collect()
 }
 
 pub(crate) fn adamw(cx: &mut Lower<'_>, op: &AdamW) -> Result<()> {
@@ -162,7 +218,19 @@ pub(super) fn specs() -> Vec<Spec> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ironhorse_core::{Shape, Slot};
+    use ironhorse_core::Shape;
+
+    #[test]
+    fn what_ops_have_not_summed_is_read_in_pieces() {
+        assert_eq!(between(100, &[10..30, 30..40, 64..100]), [0..10, 40..64]);
+        assert_eq!(between(100, &[0..60, 60..100]), []);
+        let words =
+            |bytes: [u8; 16]| bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let of = |first, count, most| stretches(first, count, most).map(words).collect::<Vec<Vec<u64>>>();
+        assert_eq!(of((40, 1), 24, 10), [[40, 10], [50, 10], [60, 4]]);
+        assert_eq!(of((1 << 40, 8), 20, 10), [[1 << 40, 10], [(1 << 40) + 80, 10]]);
+        assert_eq!(of((7, 1), 0, 10), [[0; 2]; 0]);
+    }
 
     #[test]
     fn only_strides_of_decayed_parameters_are_marked() {
