@@ -232,16 +232,19 @@ pub(super) struct KeptBlock {
 }
 
 impl KeptBlock {
-    /// Fetches the share of one step, of so many panels, a line of each in turns.
+    /// Fetches this block's share of the next panels for one tile of b, of `PANELS` in each step: some lines of each quarter of each panel
+    /// in turns. Not more at once: they take the line buffers that loading the tile needs.
     #[inline(always)]
-    fn fetch(&self, step: usize, panels: usize) {
+    fn fetch<const PANELS: usize>(&self, step: usize, tile: usize) {
+        const CUTS: usize = 4;
         let [block, blocks] = self.share;
-        let lines = (panels * ROWS).div_ceil(blocks);
-        let first = (block * self.steps + step) * lines;
-        for line in first..(first + lines).min(panels * ROWS * self.steps) {
-            let at = self.ahead.wrapping_add(line % panels * self.panel + line / panels * LINE);
+        let (lines, cut) = (ROWS.div_ceil(blocks), self.steps * ROWS / CUTS * LINE);
+        let first = ((block * self.steps + step) * PANELS + tile) * lines;
+        for line in first..first + lines {
+            let (stream, along) = (line % (CUTS * PANELS), line / (CUTS * PANELS));
+            let at = stream % PANELS * self.panel + stream / PANELS * cut + along * LINE;
             // SAFETY: an address is not followed, only asked for.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(self.ahead.wrapping_add(at).cast()) };
         }
     }
 }
@@ -302,11 +305,14 @@ pub(super) unsafe fn one_by_four(t: &KeptBlock) {
     unsafe {
         zeros();
         for step in 0..t.steps {
-            t.fetch(step, 4);
             load_a!(4, t.a[0], step);
+            t.fetch::<4>(step, 0);
             multiply!(0, 4, 5, (t.b[0].0, t.b[0].1), step);
+            t.fetch::<4>(step, 1);
             multiply!(1, 4, 6, (t.b[1].0, t.b[1].1), step);
+            t.fetch::<4>(step, 2);
             multiply!(2, 4, 7, (t.b[2].0, t.b[2].1), step);
+            t.fetch::<4>(step, 3);
             multiply!(3, 4, 5, (t.b[3].0, t.b[3].1), step);
         }
         store!(0, t.c, t.c_rs);
@@ -326,9 +332,10 @@ pub(super) unsafe fn two_by_two(t: &KeptBlock) {
     unsafe {
         zeros();
         for step in 0..t.steps {
-            t.fetch(step, 2);
             load_a!(4, t.a[0], step);
+            t.fetch::<2>(step, 0);
             multiply!(0, 4, 6, (t.b[0].0, t.b[0].1), step);
+            t.fetch::<2>(step, 1);
             multiply!(1, 4, 7, (t.b[1].0, t.b[1].1), step);
             load_a!(5, t.a[1], step);
             asm!(
