@@ -237,7 +237,14 @@ fn settled_weights_are_read_written_and_trained_as_others() {
                 session.score(0, [&ids, &ids], &mut scores).unwrap();
                 scores.losses
             };
-            assert_eq!(scores(&mut settled), scores(&mut plain), "{sizes}");
+            let (got, score) = (scores(&mut settled), scores(&mut plain));
+            if rounds {
+                // Weights that are not settled round where there are 32 rows, and sum in other parts.
+                let near = got.iter().zip(&score).all(|(a, b)| (a - b).abs() < 2e-3 * b.abs());
+                assert!(near, "{sizes}: {got:?} and {score:?}");
+            } else {
+                assert_eq!(got, score, "{sizes}");
+            }
             assert_eq!(logits(&mut settled), want, "{sizes}");
             settled.init(4).unwrap();
             plain.init(4).unwrap();
