@@ -180,6 +180,8 @@ class Server:
             "m",
             "--device",
             args.device,
+            "--dtype",
+            args.dtype,
             "--tokenizer",
             args.tokenizer,
             "--rows",
@@ -239,7 +241,7 @@ class Transformers:
 
         if args.device == "cpu":
             torch.set_num_threads(args.threads)
-        dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
+        dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[args.dtype]
         self.device, self.version = args.device, transformers.__version__
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         self.model: Any = model.to(args.device).eval()
@@ -369,6 +371,7 @@ def main() -> None:
     parser.add_argument("--make", choices=["gpt2", "8b"])
     parser.add_argument("--tokenizer", default="gpt2", help="only its vocabulary counts: prompts are tokens")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=["f32", "bf16"], help="of both; f32 on the CPU, bf16 on a GPU")
     parser.add_argument("--threads", type=int, default=2, help="of transformers")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
@@ -378,6 +381,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("flags", nargs="*", help="more flags of serve, behind --")
     args = parser.parse_args()
+    args.dtype = args.dtype or ("f32" if args.device == "cpu" else "bf16")
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.model or Path(temporary) / "model"
         if args.make:
@@ -392,6 +396,7 @@ def main() -> None:
             "clients": args.clients,
             "rounds": args.rounds,
             "device": args.device,
+            "dtype": args.dtype,
             **measure(args, folder, prompts),
         }
     text = json.dumps(report, indent=1)
