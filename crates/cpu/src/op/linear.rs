@@ -26,7 +26,7 @@ pub(super) unsafe fn product(ctx: &mut Ctx<'_>, product: Gemm<'_>) -> Result<()>
 
 pub fn linear_fwd(ctx: &mut Ctx<'_>, op: &LinearFwd) -> Result<()> {
     let (out, inp, weight) = (ctx.f32(op.out)?, ctx.f32(op.inp)?, ctx.weight(op.weight)?);
-    let (weight, panels) = weight;
+    let (weight, kept) = weight;
     let pre = op.pre.map(|pre| Ok((pre.act, ctx.f32(pre.slot)?))).transpose()?;
     let bias = op.bias.map(|slot| ctx.f32(slot)).transpose()?;
     let (rows, ic, oc) = (op.inp.shape.rows(), op.inp.shape.cols(), op.weight.shape.rows());
@@ -47,7 +47,7 @@ pub fn linear_fwd(ctx: &mut Ctx<'_>, op: &LinearFwd) -> Result<()> {
     };
     let b = rows_of(weight, ic).transposed();
     let mut g = Gemm::new((rows, oc, ic), rows_of(inp, ic), b, MatMut { ptr: sums.ptr(), rs: oc });
-    g = if panels { g.panels() } else { g.rows_as_many(ctx.apart) };
+    g = kept.map_or_else(|| g.rows_as_many(ctx.apart), |kept| g.kept(kept));
     if bias.is_some() || pre.is_some() {
         g = g.epilogue(&finish);
     }
