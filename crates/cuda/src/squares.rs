@@ -6,7 +6,7 @@
 use crate::Result;
 use crate::device::{Buffer, Device};
 use ironhorse_core::op::{GradNorm, Op};
-use ironhorse_core::{DType, Pool, Program, Slot};
+use ironhorse_core::{DType, Node, Pool, Program, Slot};
 use std::collections::HashMap;
 
 /// Where the sums of a gradient are, f64 each.
@@ -23,7 +23,7 @@ pub(crate) struct Squares {
     /// Bytes of the last buffer that are taken.
     used: usize,
     places: HashMap<Slot, Sums>,
-    /// Gradients that are still what their sums were made of.
+    /// Gradients that are still what their sums were made of, in the order of memory.
     valid: Vec<Slot>,
 }
 
@@ -53,9 +53,15 @@ impl Squares {
         self.places.get(&slot).copied()
     }
 
-    /// The gradients whose sums can be used by ops that do not write to them first, in the order of memory.
-    pub fn valid(&self) -> &[Slot] {
-        &self.valid
+    /// The gradients whose sums the norm among these ops finds; none if there is no norm among them.
+    pub fn before<'a>(&self, nodes: impl Iterator<Item = &'a Node> + Clone) -> Vec<Slot> {
+        if self.valid.is_empty() || !nodes.clone().any(|node| matches!(node.op, Op::GradNorm(_))) {
+            return Vec::new();
+        }
+        let mut summed = self.valid.clone();
+        let written = nodes.flat_map(|node| node.op.writes()).filter(|slot| slot.pool == Pool::Grads);
+        written.for_each(|slot| summed.retain(|of| !of.overlaps(&slot)));
+        summed
     }
 
     /// Notes what ops wrote and which sums they left.
@@ -122,20 +128,20 @@ mod tests {
         let [a, b, c] = [slot(0, 64), slot(128, 64), slot(256, 64)];
         let mut squares = Squares::default();
         squares.ran(&[a, b, c], &[c, a]);
-        assert_eq!(squares.valid(), [a, c], "in the order of memory");
+        assert_eq!(squares.valid, [a, c], "in the order of memory");
         squares.ran(&[b], &[]);
-        assert_eq!(squares.valid(), [a, c], "another gradient");
+        assert_eq!(squares.valid, [a, c], "another gradient");
         squares.ran(&[a], &[a]);
-        assert_eq!(squares.valid(), [a, c], "written again, and summed again");
+        assert_eq!(squares.valid, [a, c], "written again, and summed again");
         squares.ran(&[a], &[]);
-        assert_eq!(squares.valid(), [c], "added to");
+        assert_eq!(squares.valid, [c], "added to");
         squares.overwritten(Slot { pool: Pool::Params, ..c });
-        assert_eq!(squares.valid(), [c], "another pool");
+        assert_eq!(squares.valid, [c], "another pool");
         squares.overwritten(slot(320, 1));
-        assert_eq!(squares.valid(), [], "one element of it");
+        assert_eq!(squares.valid, [], "one element of it");
         squares.ran(&[a], &[a]);
         squares.distrust();
-        assert_eq!(squares.valid(), []);
+        assert_eq!(squares.valid, []);
     }
 
     /// The gradient of two experts' weights, perhaps something that changes it afterwards, and the norm.
@@ -158,6 +164,19 @@ mod tests {
         b.section(Section::Update);
         b.push(GradNorm { norm, halt, grads, loss, slices }).unwrap();
         (b.finish().unwrap(), d_weight)
+    }
+
+    #[test]
+    fn the_norm_finds_sums_of_gradients_that_its_range_does_not_write() {
+        let (program, slot) = program(false, None, Precision::BF16);
+        let mut squares = Squares::default();
+        let before =
+            |squares: &Squares, ops: std::ops::Range<usize>| squares.before(program.nodes()[ops].iter());
+        assert_eq!(before(&squares, 1..2), []);
+        squares.ran(&[slot], &[slot]);
+        assert_eq!(before(&squares, 1..2), [slot]);
+        assert_eq!(before(&squares, 0..2), [], "the range leaves its own");
+        assert_eq!(before(&squares, 0..1), [], "no norm");
     }
 
     #[test]

@@ -23,7 +23,6 @@ use crate::scalars::{FAULT_BYTES, SCALAR_BYTES, fault_text, scalar_block};
 use crate::squares::Squares;
 use crate::staging::Staging;
 use crate::{Cache, Error, Result, Settings};
-use ironhorse_core::op::Op;
 use ironhorse_core::ranks::{Lane, Turn, turns};
 use ironhorse_core::{
     DType, DeviceDescription, HostMemory, Layout, Pending, Pool, Program, Scalars, Slot, TokenChoice,
@@ -225,7 +224,8 @@ impl CudaEngine {
         }
         self.device.make_current()?;
         self.set_scalars(scalars)?;
-        let (later, summed) = (scalars.added() > 0, self.summed_before(program, &ops, beside));
+        let nodes = [&ops].into_iter().chain(beside).flat_map(|ops| &program.nodes()[ops.clone()]);
+        let (later, summed) = (scalars.added() > 0, self.squares.before(nodes));
         let key = Key { program: program.id(), ops, beside: beside.to_vec(), later, summed };
         if !self.lowered.contains_key(&key) {
             self.lower(program, &key, scalars)?;
@@ -257,18 +257,6 @@ impl CudaEngine {
         }
         done?;
         self.libraries.nccl.as_ref().map_or(Ok(()), |nccl| nccl.mark(&self.stream))
-    }
-
-    /// The gradients whose sums of squares are there for the norm among these ops; none if there is no norm among them.
-    fn summed_before(&self, program: &Program, ops: &Range<usize>, beside: &[Range<usize>]) -> Vec<Slot> {
-        let nodes = || [ops].into_iter().chain(beside).flat_map(|ops| &program.nodes()[ops.clone()]);
-        if self.squares.valid().is_empty() || !nodes().any(|node| matches!(node.op, Op::GradNorm(_))) {
-            return Vec::new();
-        }
-        let mut summed = self.squares.valid().to_vec();
-        let written = nodes().flat_map(|node| node.op.writes()).filter(|slot| slot.pool == Pool::Grads);
-        written.for_each(|slot| summed.retain(|of| !of.overlaps(&slot)));
-        summed
     }
 
     /// Notes which gradients a range that was run has written, and whose sums of squares it has left.
