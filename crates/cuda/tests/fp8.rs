@@ -1,5 +1,5 @@
 //! A norm, a loss or SwiGLU, and the tensors in 8 bits made of its result or its gradient, computed together on a real GPU: the same bits
-//! as one after the other.
+//! as one after the other. And with `IRONHORSE_GROUPED=pairs` gradients of experts' weights by pairs of blocks: those of single ones.
 //! `cargo test -p ironhorse-cuda --test fp8 -- --ignored --nocapture`
 
 #![allow(clippy::unwrap_used, reason = "a test")]
@@ -7,11 +7,11 @@
 mod joined;
 
 use ironhorse_core::op::{
-    Accum, Add, CrossEntropy, Gain, Gate, GroupedFp8, IGNORED, Permute, Quantize, ResidualLayerNormFwd,
-    ResidualRmsNormFwd, SwigluBwd, SwigluFwd,
+    Accum, Add, CrossEntropy, Gain, Gate, GroupedFp8, GroupedFp8BwdWeight, IGNORED, Permute, Quantize,
+    ResidualLayerNormFwd, ResidualRmsNormFwd, SwigluBwd, SwigluFwd,
 };
 use ironhorse_core::{Builder, DType, Engine, EngineExt, Fp8, Precision, Program, Scalars, Slot};
-use ironhorse_cuda::{CudaEngine, Settings};
+use ironhorse_cuda::{CudaEngine, Settings, devices};
 use ironhorse_testkit::Rng;
 use std::sync::Mutex;
 
@@ -413,5 +413,76 @@ fn rows_of_experts_that_are_quantised_on_the_way_have_the_same_bits() {
         let (together, names) = permuted(&mut engine, sizes, true);
         assert!(together == permuted(&mut engine, sizes, false).0, "{sizes:?}");
         assert_eq!(names, ["permute_quantize"], "{sizes:?}");
+    }
+}
+
+/// The gradient of experts' weights of `parts` times 128 rows, in one op, and in one op for each 128 rows, which single blocks compute; and the
+/// names of the kernels.
+fn weights(
+    engine: &mut CudaEngine,
+    counts: &[usize],
+    [parts, ic]: [usize; 2],
+    (out, adds): (DType, bool),
+) -> ([Vec<u32>; 2], Vec<String>) {
+    const PART: usize = 128;
+    let (rows, experts) = (counts.iter().sum::<usize>(), counts.len());
+    let accum = if adds { Accum::Add } else { Accum::Write };
+    let mut b = Builder::with_precision(Precision::BF16);
+    let whole = b.io("d_out", [parts * PART, rows], DType::F8(Fp8::E5M2));
+    let inp = b.io("inp", [ic, rows], DType::F8(Fp8::E4M3));
+    let [d_out_inverse, inp_inverse] = ["of d_out", "of inp"].map(|name| b.io(name, [1], DType::F32));
+    let offsets = b.io("offsets", [experts + 1], DType::I32);
+    let mut product = |d_out: Slot, name: String| {
+        let d_weight = b.io(name, [experts, d_out.shape.rows(), ic], out);
+        b.push(GroupedFp8BwdWeight { d_weight, d_out, inp, d_out_inverse, inp_inverse, offsets, accum })
+            .unwrap();
+        d_weight
+    };
+    let of_whole = product(whole, "whole".into());
+    let part =
+        |at: usize| Slot { offset: at * PART * rows + whole.offset, shape: [PART, rows].into(), ..whole };
+    let single: Vec<Slot> = (0..parts).map(|at| product(part(at), at.to_string())).collect();
+    let program = b.finish().unwrap();
+    engine.reserve(program.layout()).unwrap();
+    let mut rng = Rng::new(37);
+    for slot in [whole, inp] {
+        engine.write_f32(slot, &rng.uniforms(slot.numel(), -1.0, 1.0)).unwrap();
+    }
+    engine.write_f32(d_out_inverse, &[0.25]).unwrap();
+    engine.write_f32(inp_inverse, &[3.0]).unwrap();
+    engine.write_i32(offsets, &joined::offsets(counts)).unwrap();
+    let old = if adds { 0.75 } else { f32::NAN };
+    for slot in single.iter().chain([&of_whole]) {
+        engine.write_f32(*slot, &vec![old; slot.numel()]).unwrap();
+    }
+    engine.run(&program, 0..program.nodes().len(), &Scalars::default()).unwrap();
+    let together = joined::bits(engine, &[of_whole]).remove(0);
+    let apart = joined::bits(engine, &single);
+    let of_expert = |at: usize| apart.iter().flat_map(move |part| &part[at * PART * ic..][..PART * ic]);
+    let apart = (0..experts).flat_map(of_expert).copied().collect();
+    ([together, apart], joined::kernels(engine, &program))
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_gradient_of_weights_has_the_same_bits_by_pairs_of_blocks() {
+    let _alone = DEVICE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut engine = CudaEngine::new(Settings::default()).unwrap();
+    let hopper = devices().unwrap()[0].compute == (9, 0);
+    // An expert without rows, first rows and ends inside a stage, more tiles than blocks, columns that end inside a tile.
+    for (rows, size) in
+        [([130, 0, 3, 203], [2, 64]), ([1, 300, 2, 721], [6, 768]), ([1000, 0, 501, 19], [40, 1344])]
+    {
+        for how in [(DType::BF16, false), (DType::BF16, true), (DType::F32, false), (DType::F32, true)] {
+            let ([together, apart], names) = weights(&mut engine, &rows, size, how);
+            assert!(together == apart, "{rows:?} {size:?} {how:?}");
+            assert!(
+                together.iter().all(|bits| f32::from_bits(*bits).is_finite()),
+                "{rows:?} {size:?} {how:?}"
+            );
+            let asked = std::env::var("IRONHORSE_GROUPED").is_ok_and(|choice| choice == "pairs");
+            let pairs = names.iter().any(|name| name == "grouped_fp8_bwd_weight_pair");
+            assert_eq!(pairs, hopper && asked, "{names:?}");
+        }
     }
 }
