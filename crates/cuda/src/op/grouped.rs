@@ -175,9 +175,9 @@ impl Groups {
     }
 }
 
-/// Whether pairs of blocks may be used; those that are not the default only where they are named.
-pub(super) fn may_pair(default: bool) -> bool {
-    std::env::var(CHOICE).map_or(default, |choice| choice == "pairs")
+/// Whether pairs of blocks may be used.
+pub(super) fn may_pair() -> bool {
+    std::env::var(CHOICE).map_or(true, |choice| choice != "wgmma")
 }
 
 /// The kernels for a product, by its sizes and by where what it reads and writes begins.
@@ -197,7 +197,7 @@ fn launch(
 ) -> Result<()> {
     let addresses = slots.iter().map(|slot| cx.ptr(*slot)).collect::<Result<Vec<_>>>()?;
     let path = path_of(cx, g, &slots[..3])?;
-    let pairs = path == Path::Wgmma && g.in_pairs(step) && may_pair(true);
+    let pairs = path == Path::Wgmma && g.in_pairs(step) && may_pair();
     let args = Args::new();
     let args = if path == Path::Wgmma {
         let args = mapped_result(cx, args, slots[0])?;

@@ -75,7 +75,7 @@ impl Product {
         let formats = self.formats()?;
         let path = self.path(cx, formats)?;
         let spec = spec(path, formats, self.slots[0].dtype)?;
-        let pairs = path == Path::Wgmma && self.in_pairs() && may_pair(false);
+        let pairs = path == Path::Wgmma && self.in_pairs() && may_pair();
         // each block of a pair copies one half
         let lines = path.tile()[1] / if pairs { 2 } else { 1 };
         let args = if path == Path::Wgmma { self.mapped(cx, lines)? } else { cx.pointers(&self.slots)? };
