@@ -2,7 +2,7 @@
 //!
 //! order  as [`gemm`](super::gemm): how a product is cut changes no bit, so it may depend on the threads.
 
-use super::local::{Given, PACKED_ROWS, local};
+use super::local::{Beside, Given, PACKED_ROWS, local};
 use super::plan::{KC, slice_len};
 use super::workspace::LocalScratch;
 use super::{Gemm, MatMut, MatRef, gemv, narrow};
@@ -81,7 +81,8 @@ impl Cut {
         }
     }
 
-    /// Computes block `index` on the calling thread; `packed` is b, if it was packed before. Returns the rows and columns.
+    /// Computes block `index` on the calling thread; `packed` is b, if it was packed before, and `beside` what the rows of c are used with
+    /// next. Returns the rows and columns.
     ///
     /// # Safety
     /// As [`gemm`](super::gemm); `index` is below [`Cut::blocks`].
@@ -89,7 +90,7 @@ impl Cut {
         self,
         g: &Gemm<'_>,
         index: usize,
-        packed: Option<*const f32>,
+        (packed, beside): (Option<*const f32>, Option<Beside>),
         (isa, scratch): (Isa, &mut LocalScratch),
     ) -> (Range<usize>, Range<usize>) {
         let (rows, columns) = self.part(g, index);
@@ -108,7 +109,8 @@ impl Cut {
             if gemv::fits(g) && g.k > 0 {
                 gemv::columns(isa, &block, 0..block.n);
             } else {
-                local(scratch, isa, &block, Given { packed, streams: true });
+                let beside = beside.map(|beside| beside.rows_from(rows.start));
+                local(scratch, isa, &block, Given { packed, streams: true, beside });
             }
         }
         (rows, columns)

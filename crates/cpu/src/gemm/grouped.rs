@@ -8,7 +8,7 @@
 //! order  as [`gemm`]: which way a product takes changes no bit, so it may depend on the threads.
 
 use super::blocks::{self, Cut};
-use super::local::{pack_right, packed_len};
+use super::local::{Beside, pack_right, packed_len};
 use super::plan::{SharedPtr, reserve_most};
 use super::workspace::{Ends, Workspace};
 use super::{Gemm, gemm, gemv, kernels};
@@ -37,6 +37,8 @@ pub struct Group<'a> {
     /// Called with the number of a product and some of its rows once these are final, while they are in a cache if that can be;
     /// every row is in one call. It may change these rows of c.
     pub finish: Option<&'a (dyn Fn(usize, Range<usize>) + Sync)>,
+    /// Rows that `finish` uses beside those of a product: they are brought into the cache while it is computed.
+    pub beside: Option<&'a (dyn Fn(usize) -> Beside + Sync)>,
 }
 
 /// Computes all products of a group with all threads of `team`.
@@ -52,7 +54,7 @@ pub unsafe fn gemm_grouped(
     isa: Isa,
     group: &Group<'_>,
 ) -> Result<(), TaskPanic> {
-    let Group { count, most, product, finish } = *group;
+    let Group { count, most, product, finish, beside } = *group;
     let share = SHARE.saturating_mul(team.threads());
     let work = |[m, n, k]: [usize; 3]| m.saturating_mul(n).saturating_mul(k);
     let is_large = |g: &Gemm<'_>| !gemv::fits(g) && !blocks::fits(g) && work([g.m, g.n, g.k]) >= share;
@@ -105,7 +107,8 @@ pub unsafe fn gemm_grouped(
         let (rows, _) = unsafe {
             let scratch = &mut (*{ workers }.0.add(worker)).local;
             let packed = (packed(&g).0 > 0).then(|| { panels }.0.add(before.floats).cast_const());
-            cut(&g).run(&g, task - before.blocks, packed, (isa, scratch))
+            let beside = beside.filter(|_| by_rows(&g)).map(|beside| beside(i));
+            cut(&g).run(&g, task - before.blocks, (packed, beside), (isa, scratch))
         };
         if let Some(finish) = finish.filter(|_| by_rows(&g)) {
             finish(i, rows);
@@ -174,7 +177,7 @@ mod tests {
                 let finish: Option<&(dyn Fn(usize, Range<usize>) + Sync)> =
                     if doubles { Some(&double) } else { None };
                 let most = [first(rows.len()), n, k];
-                let group = Group { count: rows.len(), most, product: &product, finish };
+                let group = Group { count: rows.len(), most, product: &product, finish, beside: None };
                 gemm_grouped(&team, &mut ws, isa, &group).unwrap();
             } else {
                 (0..rows.len()).map(product).for_each(|g| gemm(&team, &mut ws, isa, &g).unwrap());

@@ -180,9 +180,12 @@ unsafe fn to_columns<const HD: usize>(rows: &FloatRows, to: *mut f32) {
         let count = rows.count.saturating_sub(first).min(16);
         // SAFETY: guaranteed by the caller; where `count` is 0 the address is only kept.
         unsafe {
-            let block = rows_of::<16>(rows.ptr.wrapping_add(first * rows.rs + d), rows.rs, count, 16);
-            for (i, column) in transpose(block).into_iter().enumerate() {
-                _mm512_storeu_ps(to.add((d + i) * QUERIES + first), column);
+            let from = rows.ptr.wrapping_add(first * rows.rs + d);
+            let block =
+                if count == 16 { square_of(from, rows.rs) } else { rows_of(from, rows.rs, count, 16) };
+            let columns = transpose(block);
+            for i in 0..16 {
+                _mm512_storeu_ps(to.add((d + i) * QUERIES + first), columns[i]);
             }
         }
     }
@@ -199,13 +202,34 @@ unsafe fn from_columns<const HD: usize>(from: *const f32, by: &[f32; QUERIES], r
         // SAFETY: guaranteed by the caller: `count` rows from `first` on are there.
         unsafe {
             let by = _mm512_loadu_ps(by.as_ptr().add(first));
-            let block = rows_of::<16>(from.add(d * QUERIES + first), QUERIES, 16, 16);
-            let block = block.map(|column| _mm512_mul_ps(column, by));
-            for (i, row) in transpose(block).into_iter().enumerate().take(count) {
-                _mm512_storeu_ps(rows.ptr.add((first + i) * rows.rs + d), row);
+            let mut block = square_of(from.add(d * QUERIES + first), QUERIES);
+            // Loops over numbers: a closure is compiled without these instructions, and its vectors go through memory.
+            for i in 0..16 {
+                block[i] = _mm512_mul_ps(block[i], by);
+            }
+            let block = transpose(block);
+            for i in 0..16 {
+                if i < count {
+                    _mm512_storeu_ps(rows.ptr.add((first + i) * rows.rs + d), block[i]);
+                }
             }
         }
     }
+}
+
+/// 16 rows of 16 floats, `stride` apart.
+///
+/// # Safety
+/// They are readable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn square_of(src: *const f32, stride: usize) -> [__m512; 16] {
+    let mut r = [_mm512_setzero_ps(); 16];
+    for i in 0..16 {
+        // SAFETY: guaranteed by the caller.
+        r[i] = unsafe { _mm512_loadu_ps(src.add(i * stride)) };
+    }
+    r
 }
 
 /// The first query and the first element of each square of 16.

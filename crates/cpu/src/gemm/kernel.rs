@@ -34,6 +34,8 @@ pub(super) struct Tile {
     pub fetch: *const *const f32,
     /// What to bring into the cache meanwhile; used by tiles that are not packed.
     pub ahead: Ahead,
+    /// Whether the lines of c are fetched meanwhile: they are overwritten, and come from memory. Not for packed tiles, which always do.
+    pub fetches_c: bool,
 }
 
 /// Lines that a tile asks for while it computes: a line of each of [`AHEAD_ROWS`] rows at each address of a list.
@@ -267,6 +269,17 @@ unsafe fn micro_of<S: Simd, const MR: usize, const NV: usize, const PACKED: bool
             }
         }
         if !PACKED {
+            if t.fetches_c && k >= MR * NV {
+                k -= MR * NV;
+                let mut c = t.c.cast_const();
+                for _ in 0..MR {
+                    for j in 0..NV {
+                        S::prefetch_write(c.wrapping_add(j * S::LANES));
+                        step!();
+                    }
+                    c = c.wrapping_add(t.c_rs);
+                }
+            }
             let Ahead { list, count, rs, steps } = t.ahead;
             for unit in 0..count {
                 let mut line = *list.add(unit);

@@ -1,7 +1,7 @@
 //! Small products on one thread, for use inside a task: a is read in place unless its rows are scattered far, b if its
 //! rows are contiguous.
 
-use super::kernel::{Ahead, Kernels, LINE, Packing, Tile, rows_apart};
+use super::kernel::{AHEAD_ROWS, Ahead, Kernels, LINE, Packing, Tile, rows_apart};
 use super::plan::{KC, slice_len};
 use super::workspace::LocalScratch;
 use super::{Beta, Gemm, MatMut, MatRef, kernels};
@@ -21,7 +21,7 @@ const WIDE: usize = 96;
 /// As [`gemm`](super::gemm).
 pub unsafe fn gemm_local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>) {
     // SAFETY: guaranteed by the caller.
-    unsafe { local(scratch, isa, g, Given { packed: None, streams: false }) };
+    unsafe { local(scratch, isa, g, Given { packed: None, streams: false, beside: None }) };
 }
 
 /// What [`local`] may rely on.
@@ -29,8 +29,36 @@ pub unsafe fn gemm_local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>) {
 pub(super) struct Given {
     /// All of b in panels, as [`pack_right`] leaves them.
     pub packed: Option<*const f32>,
-    /// Rows of a come from memory, so they are fetched a tile ahead.
+    /// Rows of a come from memory, so they are fetched a tile ahead, and those of c go there.
     pub streams: bool,
+    /// Rows beside those of c, to bring into the cache while the product is computed.
+    pub beside: Option<Beside>,
+}
+
+/// Rows that are needed as soon as the same rows of c are final.
+#[derive(Clone, Copy, Debug)]
+pub struct Beside {
+    /// The first.
+    pub ptr: *const f32,
+    /// From one to the next, in floats.
+    pub rs: usize,
+    /// Floats of a row.
+    pub width: usize,
+}
+
+impl Beside {
+    /// From row `first` on.
+    pub(super) fn rows_from(self, first: usize) -> Self {
+        Self { ptr: self.ptr.wrapping_add(first * self.rs), ..self }
+    }
+
+    /// The addresses of [`Ahead`] that cover `rows` rows: [`AHEAD_ROWS`] lines side by side each.
+    fn units(self, rows: usize) -> impl Iterator<Item = *const f32> {
+        let columns = (0..self.width).step_by(AHEAD_ROWS * LINE);
+        (0..rows).flat_map(move |row| {
+            columns.clone().map(move |column| self.ptr.wrapping_add(row * self.rs + column))
+        })
+    }
 }
 
 /// Columns of a panel, all of equal numbers of vectors: 64 becomes 32 + 32 rather than 48 + 16.
@@ -93,6 +121,10 @@ pub(super) unsafe fn local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>, g
         scratch.packed_a.reserve(kc * PACKED_ROWS);
     }
     let chunk = if packs_a { PACKED_ROWS } else { g.m };
+    // What is beside is fetched by the tiles of all panels but the first, which fetches rows of a.
+    let mut units = given.beside.into_iter().flat_map(|beside| beside.units(g.m));
+    let tiles = (g.m / kernels.mr).max(1) * (panels - 1).max(1);
+    let each = given.beside.map_or(0, |b| (g.m * b.width.div_ceil(AHEAD_ROWS * LINE)).div_ceil(tiles));
     for (slice, k0) in (0..g.k).step_by(kc).enumerate() {
         let k = kc.min(g.k - k0);
         for first in (0..g.m).step_by(chunk) {
@@ -151,17 +183,26 @@ pub(super) unsafe fn local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>, g
                     accumulate: g.beta == Beta::Accumulate || k0 > 0,
                     fetch: std::ptr::null(),
                     ahead: Ahead::NOTHING,
+                    fetches_c: given.streams && g.beta == Beta::Overwrite && k0 == 0,
                 };
                 let fetches = given.streams && panel == 0 && a.cs == 1;
                 // A tile of this size takes some hundred cycles: from one to the next only what changes is written.
                 let full = kernels.strided[kernels.mr - 1][vectors - 1];
+                // Steps that a tile has left for what it fetches besides c.
+                let lines_of_c = kernels.mr * vectors;
+                let left = if tile.fetches_c && k >= lines_of_c { k - lines_of_c } else { k };
                 for _ in 0..rows.len() / kernels.mr {
                     if fetches {
-                        let lines = &mut list[..k.div_ceil(LINE)];
-                        for (i, line) in lines.iter_mut().enumerate() {
-                            *line = tile.a.wrapping_add(a.tile + i * LINE);
+                        let next = tile.a.wrapping_add(a.tile);
+                        let (count, rs) = lines_of(next, a.rs, k, &mut list);
+                        tile.ahead = Ahead::new(&list[..count], rs, left);
+                    } else if each > 0 {
+                        let count = each.min(left / AHEAD_ROWS).min(list.len());
+                        let mut taken = 0;
+                        for (to, unit) in list[..count].iter_mut().zip(&mut units) {
+                            (*to, taken) = (unit, taken + 1);
                         }
-                        tile.ahead = Ahead::new(lines, a.rs, k);
+                        tile.ahead = Ahead::new(&list[..taken], LINE, left);
                     }
                     // SAFETY: the kernel of the size of the tile, of an `Isa` this machine has.
                     unsafe { full(&tile) };
@@ -177,6 +218,28 @@ pub(super) unsafe fn local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>, g
         }
     }
     g.finish(0..g.m, 0..g.n, 0);
+}
+
+/// The addresses of [`Ahead`] that cover [`AHEAD_ROWS`] rows of `k` floats, and from one line of each to the next: lines side by side where
+/// they are whole numbers of them, because memory gives those sooner. Returns how many addresses there are, and the distance.
+fn lines_of(
+    rows: *const f32,
+    rs: usize,
+    k: usize,
+    list: &mut [*const f32; KC.div_ceil(LINE)],
+) -> (usize, usize) {
+    let (count, side) = (k.div_ceil(LINE), AHEAD_ROWS * LINE);
+    if k.is_multiple_of(side) {
+        let each = k / side;
+        for (i, line) in list[..count].iter_mut().enumerate() {
+            *line = rows.wrapping_add(i / each * rs + i % each * side);
+        }
+        return (count, LINE);
+    }
+    for (i, line) in list[..count].iter_mut().enumerate() {
+        *line = rows.wrapping_add(i * LINE);
+    }
+    (count, rs)
 }
 
 /// Whether c is computed transposed: it has few columns and many rows, and the columns of a are contiguous, so that a is read as whole

@@ -47,7 +47,7 @@ pub(crate) use heads::{
 use ironhorse_core::Operands;
 pub use kept::{Kept, Weight};
 use kernel::Kernels;
-pub use local::gemm_local;
+pub use local::{Beside, gemm_local};
 pub(crate) use queries::{Scores, Weighted, add_weighted, keys_in_slice, scores};
 use std::ops::Range;
 pub use workspace::{LocalScratch, Workspace};
@@ -286,12 +286,17 @@ pub unsafe fn gemm(team: &Team, ws: &mut Workspace, isa: Isa, g: &Gemm<'_>) -> R
     // With an epilogue every block would be read and written once more: GPT-2's forward products took a fifth longer.
     if blocks::fits(g) && g.epilogue.is_none() {
         let product = |_| g.without_epilogue();
-        let group = Group { count: 1, most: [g.m, g.n, g.k], product: &product, finish: None };
+        let group = Group { count: 1, most: [g.m, g.n, g.k], product: &product, finish: None, beside: None };
         // SAFETY: guaranteed by the caller.
         return unsafe { gemm_grouped(team, ws, isa, &group) };
     }
     // SAFETY: guaranteed by the caller; m, n and k are not zero.
     unsafe { plan::Plan::new(g, kernels(isa), team.threads()).run(team, ws) }
+}
+
+/// Whether [`gemm`] computes whole rows of c at a time, which a [`Group`] of this product alone can finish while they are in a cache.
+pub fn finishes_rows(g: &Gemm<'_>) -> bool {
+    g.rows == Rows::Fastest && !g.is_rounded() && g.epilogue.is_none() && blocks::packs(g)
 }
 
 /// Computes `g` on the calling thread, an element of c at a time as it were: rows of a and columns of b are contiguous, k is not 0, and the

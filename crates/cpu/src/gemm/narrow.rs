@@ -21,8 +21,10 @@ const NARROW: usize = 64;
 /// Columns of the wide matrix in a task, from and to.
 const LEAST: usize = 32;
 const MOST: usize = 128;
-/// Addresses to fetch for a slice, at most.
-const UNITS: usize = SLICE / AHEAD_ROWS * MOST / LINE;
+/// Addresses to fetch for a slice of a matrix of so many columns, at most.
+const fn units(columns: usize) -> usize {
+    SLICE / AHEAD_ROWS * (columns / LINE + 1)
+}
 
 /// Whether a product is computed in this order.
 pub(super) fn fits(g: &Gemm<'_>) -> bool {
@@ -44,7 +46,10 @@ fn sides(g: &Gemm<'_>) -> (MatRef, MatRef, bool) {
 
 /// Columns of the wide matrix in a task, if there are `columns` of them.
 pub(super) fn size(columns: usize, threads: usize) -> usize {
-    (columns / (2 * threads)).next_multiple_of(LINE).clamp(LEAST, MOST)
+    // Two tasks for each thread, or one where they would be too small: three tasks keep two threads busy for as long as four.
+    let half = columns / (2 * threads);
+    let size = if half >= LEAST { half } else { columns.div_ceil(threads) };
+    size.next_multiple_of(LINE).clamp(LEAST, MOST)
 }
 
 /// Computes some columns of the wide matrix times the narrow one, on the calling thread.
@@ -72,11 +77,21 @@ pub(super) unsafe fn run(g: &Gemm<'_>, part: Range<usize>, (isa, scratch): (Isa,
         // SAFETY: the part is inside c.
         MatMut { ptr: unsafe { g.c.ptr.add(part.start * g.c.rs) }, rs: g.c.rs }
     };
-    let mut list = [std::ptr::null(); UNITS];
+    let (mut wides, mut narrows) = ([std::ptr::null(); units(MOST)], [std::ptr::null(); units(NARROW)]);
     for k0 in (0..g.k).step_by(SLICE) {
         let k = SLICE.min(g.k - k0);
         let next = g.k.min(k0 + 2 * SLICE).saturating_sub(k0 + SLICE);
-        let units = fetches(a.wrapping_add((k0 + SLICE) * wide.cs), (next, wide.cs), part.len(), &mut list);
+        let ahead = (k0 + SLICE) * wide.cs;
+        let wides = {
+            let count = fetches(a.wrapping_add(ahead), (next, wide.cs), part.len(), &mut wides);
+            &wides[..count]
+        };
+        let narrows = {
+            let from = narrow.ptr.wrapping_add((k0 + SLICE) * narrow.rs);
+            // Several rows of less than a line are in one.
+            let count = if n < LINE { 0 } else { fetches(from, (next, narrow.rs), n, &mut narrows) };
+            &narrows[..count]
+        };
         // SAFETY: step k0 is inside both matrices.
         let (a, b) = unsafe { (a.add(k0 * wide.cs), narrow.ptr.add(k0 * narrow.rs)) };
         let slice = Slice {
@@ -90,7 +105,7 @@ pub(super) unsafe fn run(g: &Gemm<'_>, part: Range<usize>, (isa, scratch): (Isa,
             accumulate: k0 > 0 || g.beta == Beta::Accumulate,
         };
         // SAFETY: the slice is inside both matrices, and this part of c is this task's.
-        unsafe { slice.run(isa, part.len(), g.alpha, &list[..units]) };
+        unsafe { slice.run(isa, part.len(), g.alpha, [wides, narrows]) };
     }
     if transposed {
         // SAFETY: as above.
@@ -116,14 +131,12 @@ fn exchange(rows: usize, part: &Range<usize>, f: impl Fn(usize, usize)) {
     }
 }
 
-/// The addresses that cover `columns` columns of the next slice, whose first row is at `from`. Returns how many there are.
-fn fetches(
-    from: *const f32,
-    (steps, cs): (usize, usize),
-    columns: usize,
-    list: &mut [*const f32; UNITS],
-) -> usize {
+/// The addresses that cover `columns` columns of the next slice, whose first row is at `from`, into `list`. Returns how many there are.
+fn fetches(from: *const f32, (steps, cs): (usize, usize), columns: usize, list: &mut [*const f32]) -> usize {
     let mut count = 0;
+    let aligned = from.addr().is_multiple_of(LINE * size_of::<f32>()) && cs.is_multiple_of(LINE);
+    // Rows that do not begin with a line may have one more.
+    let columns = if aligned { columns } else { columns + LINE };
     for row in (0..steps).step_by(AHEAD_ROWS) {
         for column in (0..columns).step_by(LINE) {
             list[count] = from.wrapping_add(row * cs + column);
@@ -146,19 +159,22 @@ struct Slice {
 }
 
 impl Slice {
-    /// Multiplies `rows` rows of a; `list` is what to fetch meanwhile, by all tiles together.
+    /// Multiplies `rows` rows of a; `lists` is what to fetch of a and of b meanwhile, by all tiles together.
     ///
     /// # Safety
     /// The operands are readable, and c is the caller's alone.
-    unsafe fn run(&self, isa: Isa, rows: usize, alpha: f32, list: &[*const f32]) {
+    unsafe fn run(&self, isa: Isa, rows: usize, alpha: f32, lists: [&[*const f32]; 2]) {
         let kernels = kernels(isa);
         let width = panel_width(kernels, self.columns);
-        let each = list.len().div_ceil(rows.div_ceil(kernels.mr) * self.columns.div_ceil(width)).max(1);
-        let mut units = list.chunks(each);
+        let tiles = rows.div_ceil(kernels.mr) * self.columns.div_ceil(width);
+        let each = lists.iter().map(|list| list.len()).sum::<usize>().div_ceil(tiles).max(1);
+        let [wides, narrows] = lists.map(|list| list.chunks(each));
+        let mut units = wides.map(|list| (list, self.a_cs)).chain(narrows.map(|list| (list, self.b_rs)));
         for row in (0..rows).step_by(kernels.mr) {
             for column in (0..self.columns).step_by(width) {
                 let (height, columns) = (kernels.mr.min(rows - row), width.min(self.columns - column));
                 let vectors = columns.div_ceil(kernels.lanes);
+                let (list, rs) = units.next().unwrap_or((&[], 0));
                 // SAFETY: the tile is inside the operands and c.
                 unsafe {
                     let tile = Tile {
@@ -176,7 +192,8 @@ impl Slice {
                         alpha,
                         accumulate: self.accumulate,
                         fetch: std::ptr::null(),
-                        ahead: Ahead::new(units.next().unwrap_or(&[]), self.a_cs, self.k),
+                        ahead: Ahead::new(list, rs, self.k),
+                        fetches_c: false,
                     };
                     (kernels.strided[height - 1][vectors - 1])(&tile);
                 }

@@ -323,6 +323,7 @@ impl<'a> Plan<'a> {
             accumulate: self.g.beta == Beta::Accumulate || steps.start > 0,
             fetch,
             ahead: Ahead::NOTHING,
+            fetches_c: false,
         };
         // SAFETY: the kernel of the size of the tile, of an `Isa` this machine has.
         unsafe { (kernels.packed(rows, vectors))(&tile) };

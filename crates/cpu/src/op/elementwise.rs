@@ -65,8 +65,8 @@ pub(super) struct SwigluRows {
     d_inp: Span<f32>,
     act: Span<f32>,
     d_out: Span<f32>,
-    inp: Span<f32>,
-    width: usize,
+    pub inp: Span<f32>,
+    pub width: usize,
     gate: Gate,
 }
 

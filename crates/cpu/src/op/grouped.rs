@@ -2,7 +2,7 @@
 
 use super::elementwise::{SwigluRows, swiglu_row};
 use super::{Ctx, engine_error};
-use crate::gemm::{Beta, Gemm, Group, MatMut, MatRef, gemm_grouped};
+use crate::gemm::{Beside, Beta, Gemm, Group, MatMut, MatRef, gemm_grouped};
 use crate::memory::Span;
 use ironhorse_core::op::{
     Gate, GroupedFp8, GroupedFp8BwdWeight, GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd,
@@ -42,6 +42,11 @@ fn rows_from(span: Span<f32>, first: usize, cols: usize) -> MatRef {
     MatRef::row_major(span.ptr().wrapping_add(first * cols).cast_const(), cols)
 }
 
+/// Rows of `width` that are used with those of an expert.
+fn beside(span: Span<f32>, first: usize, width: usize) -> Beside {
+    Beside { ptr: rows_from(span, first, width).ptr, rs: width, width }
+}
+
 fn writable(m: MatRef) -> MatMut {
     MatMut { ptr: m.ptr.cast_mut(), rs: m.rs }
 }
@@ -56,7 +61,7 @@ unsafe fn products(
     most: [usize; 3],
     product: &(dyn Fn(usize) -> Gemm<'static> + Sync),
 ) -> Result<()> {
-    let group = Group { count: groups.experts(), most, product, finish: None };
+    let group = Group { count: groups.experts(), most, product, finish: None, beside: None };
     // SAFETY: passed on to the caller.
     unsafe { gemm_grouped(ctx.team, ctx.workspace, ctx.isa, &group) }.map_err(engine_error)
 }
@@ -83,7 +88,9 @@ pub fn grouped_linear_fwd(ctx: &mut Ctx<'_>, op: &GroupedLinearFwd) -> Result<()
         (first + rows.start..first + rows.end)
             .for_each(|row| swiglu_row(isa, Gate::Silu, (out, act), [row, oc / 2]));
     };
-    let group = Group { count: groups.experts(), most, product: &product, finish: Some(&finish) };
+    let written = |expert: usize| beside(act, groups.rows(expert).start, oc / 2);
+    let (count, beside) = (groups.experts(), Some(&written as _));
+    let group = Group { count, most, product: &product, finish: Some(&finish), beside };
     // SAFETY: as above; a row of `act` is written once the same row of `out` is final.
     unsafe { gemm_grouped(ctx.team, ctx.workspace, ctx.isa, &group) }.map_err(engine_error)
 }
@@ -113,7 +120,9 @@ pub fn grouped_linear_bwd_input(
         let first = groups.rows(expert).start;
         (first + part.start..first + part.end).for_each(|row| rows.backward(isa, row));
     };
-    let group = Group { count: groups.experts(), most, product: &product, finish: Some(&finish) };
+    let gates = |expert: usize| beside(rows.inp, groups.rows(expert).start, 2 * rows.width);
+    let (count, beside) = (groups.experts(), Some(&gates as _));
+    let group = Group { count, most, product: &product, finish: Some(&finish), beside };
     // SAFETY: as above; a row of the activation's gradients is read and written once, when the same row of `d_inp` is final.
     unsafe { gemm_grouped(ctx.team, ctx.workspace, ctx.isa, &group) }.map_err(engine_error)
 }

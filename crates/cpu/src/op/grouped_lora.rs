@@ -71,7 +71,9 @@ pub fn grouped_lora_fwd(ctx: &mut Ctx<'_>, op: &GroupedLoraFwd) -> Result<()> {
     let most = [rows, parts.widest(), rank];
     // SAFETY: shapes and aliasing were checked by `Op::check`; the experts have rows of `out` of their own, and parts are
     // columns of it that do not overlap.
-    unsafe { products(ctx, &Group { count: parts.count(), most, product: &product, finish: None }) }
+    unsafe {
+        products(ctx, &Group { count: parts.count(), most, product: &product, finish: None, beside: None })
+    }
 }
 
 pub fn grouped_lora_bwd_hidden(ctx: &mut Ctx<'_>, op: &GroupedLoraBwdHidden) -> Result<()> {
@@ -93,7 +95,9 @@ pub fn grouped_lora_bwd_hidden(ctx: &mut Ctx<'_>, op: &GroupedLoraBwdHidden) -> 
     };
     let most = [rows, rank, parts.widest()];
     // SAFETY: as in `grouped_lora_fwd`, with columns of `d_hidden`.
-    unsafe { products(ctx, &Group { count: parts.count(), most, product: &product, finish: None }) }
+    unsafe {
+        products(ctx, &Group { count: parts.count(), most, product: &product, finish: None, beside: None })
+    }
 }
 
 pub fn grouped_lora_bwd_weight(ctx: &mut Ctx<'_>, op: &GroupedLoraBwdWeight) -> Result<()> {
@@ -117,7 +121,9 @@ pub fn grouped_lora_bwd_weight(ctx: &mut Ctx<'_>, op: &GroupedLoraBwdWeight) -> 
     };
     let most = [parts.widest(), rank, rows];
     // SAFETY: shapes and aliasing were checked by `Op::check`; every part of every expert has rows of `d_b` of its own.
-    unsafe { products(ctx, &Group { count: parts.count(), most, product: &product, finish: None }) }
+    unsafe {
+        products(ctx, &Group { count: parts.count(), most, product: &product, finish: None, beside: None })
+    }
 }
 
 pub fn grouped_lora_bwd_input(ctx: &mut Ctx<'_>, op: &GroupedLoraBwdInput) -> Result<()> {
@@ -134,7 +140,13 @@ pub fn grouped_lora_bwd_input(ctx: &mut Ctx<'_>, op: &GroupedLoraBwdInput) -> Re
         )
         .beta(Beta::Accumulate)
     };
-    let group = Group { count: groups.experts(), most: [rows, ic, wide], product: &product, finish: None };
+    let group = Group {
+        count: groups.experts(),
+        most: [rows, ic, wide],
+        product: &product,
+        finish: None,
+        beside: None,
+    };
     // SAFETY: shapes and aliasing were checked by `Op::check`; the experts have rows of `d_inp` of their own.
     unsafe { products(ctx, &group) }
 }

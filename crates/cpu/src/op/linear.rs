@@ -1,13 +1,14 @@
 //! Linear layers on the GEMM, with bias and activation applied while a block of the result is still in cache.
 
 use super::columns::column_sums;
+use super::loss::LossRows;
 use super::{Ctx, engine_error};
-use crate::gemm::{Beta, Gemm, MatMut, MatRef, gemm};
+use crate::gemm::{Beta, Gemm, Group, MatMut, MatRef, finishes_rows, gemm, gemm_grouped};
 use crate::kernel::elementwise::{add_to, unary, unary_bwd};
 use crate::memory::Span;
 use ironhorse_core::Result;
 use ironhorse_core::eager::UnaryFn;
-use ironhorse_core::op::{LinearBwdInput, LinearBwdWeight, LinearFwd};
+use ironhorse_core::op::{CrossEntropy, LinearBwdInput, LinearBwdWeight, LinearFwd};
 use std::ops::Range;
 
 /// A whole slot as rows of `cols`.
@@ -53,6 +54,29 @@ pub fn linear_fwd(ctx: &mut Ctx<'_>, op: &LinearFwd) -> Result<()> {
     }
     // SAFETY: shapes and aliasing were checked by `Op::check`.
     unsafe { product(ctx, g) }
+}
+
+/// A layer without a bias, and the loss of each row of its result while the row is in a cache. Returns whether the product is of a size
+/// whose rows are; otherwise nothing is done.
+pub fn linear_then_loss(ctx: &mut Ctx<'_>, op: &LinearFwd, loss: &CrossEntropy) -> Result<bool> {
+    let (out, inp, (weight, kept)) = (ctx.f32(op.out)?, ctx.f32(op.inp)?, ctx.weight(op.weight)?);
+    let (rows, ic, oc) = (op.inp.shape.rows(), op.inp.shape.cols(), op.weight.shape.rows());
+    let (operands, apart) = (ctx.operands, ctx.apart);
+    let product = |_: usize| {
+        let (a, b, c) =
+            (rows_of(inp, ic), rows_of(weight, ic).transposed(), MatMut { ptr: out.ptr(), rs: oc });
+        Gemm::new((rows, oc, ic), a, b, c).rows_as_many(apart).operands(operands)
+    };
+    if kept.is_some() || !finishes_rows(&product(0)) {
+        return Ok(false);
+    }
+    let losses = LossRows::new(ctx, loss)?;
+    let finish = |_: usize, rows: Range<usize>| rows.for_each(|row| losses.row(row));
+    let group =
+        Group { count: 1, most: [rows, oc, ic], product: &product, finish: Some(&finish), beside: None };
+    // SAFETY: shapes and aliasing were checked by `Op::check` and by `run_joined`; a row of the logits belongs to the task that finishes it.
+    unsafe { gemm_grouped(ctx.team, ctx.workspace, ctx.isa, &group) }.map_err(engine_error)?;
+    Ok(true)
 }
 
 pub fn linear_bwd_input(ctx: &mut Ctx<'_>, op: &LinearBwdInput) -> Result<()> {

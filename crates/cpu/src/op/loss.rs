@@ -1,20 +1,47 @@
 //! Softmax cross-entropy, the mean, and the most likely token.
 
 use super::{Ctx, check_ids};
+use crate::isa::Isa;
 use crate::kernel::elementwise::scale_by;
 use crate::kernel::loss::{first_largest, probabilities};
 use crate::kernel::softmax::{exp_in_place, row_sum};
+use crate::memory::Span;
 use ironhorse_core::Result;
 use ironhorse_core::op::{Argmax, CrossEntropy, CrossEntropyBwd, IGNORED, LossMean};
 
 pub fn cross_entropy(ctx: &mut Ctx<'_>, op: &CrossEntropy) -> Result<()> {
-    let (losses, logits, targets) = (ctx.f32(op.losses)?, ctx.f32(op.logits)?, ctx.i32(op.targets)?);
-    let (isa, cols, vocab, grad) = (ctx.isa, op.logits.shape.cols(), op.vocab, op.grad);
-    let loss_scale = ctx.scalars.loss_scale;
-    // SAFETY: nothing writes the targets while the op runs.
-    let targets = unsafe { targets.all() };
-    check_ids("target", targets, vocab, Some(IGNORED))?;
-    ctx.rows(targets.len(), cols, |row| {
+    let rows = LossRows::new(ctx, op)?;
+    ctx.rows(op.targets.numel(), op.logits.shape.cols(), |row| rows.row(row))
+}
+
+/// The windows of a cross entropy.
+pub(super) struct LossRows<'a> {
+    losses: Span<f32>,
+    logits: Span<f32>,
+    targets: &'a [i32],
+    cols: usize,
+    vocab: usize,
+    /// Whether the logits become their gradients.
+    grad: bool,
+    scale: f32,
+    isa: Isa,
+}
+
+impl LossRows<'_> {
+    /// Refuses targets outside the vocabulary.
+    pub fn new(ctx: &Ctx<'_>, op: &CrossEntropy) -> Result<Self> {
+        let (losses, logits, targets) = (ctx.f32(op.losses)?, ctx.f32(op.logits)?, ctx.i32(op.targets)?);
+        // SAFETY: nothing writes the targets while the op runs.
+        let targets = unsafe { targets.all() };
+        check_ids("target", targets, op.vocab, Some(IGNORED))?;
+        let &CrossEntropy { vocab, grad, .. } = op;
+        let (cols, scale) = (op.logits.shape.cols(), ctx.scalars.loss_scale);
+        Ok(Self { losses, logits, targets, cols, vocab, grad, scale, isa: ctx.isa })
+    }
+
+    /// The loss of a row, which one task has, and the gradients in the place of its logits.
+    pub fn row(&self, row: usize) {
+        let &Self { losses, logits, targets, cols, vocab, grad, scale, isa } = self;
         let (target, row_of) = (targets[row] as usize, row * cols..(row + 1) * cols);
         if targets[row] == IGNORED {
             // SAFETY: as below.
@@ -34,13 +61,13 @@ pub fn cross_entropy(ctx: &mut Ctx<'_>, op: &CrossEntropy) -> Result<()> {
             let shifted = f64::from(logit - max);
             losses.set(row, (sum.ln() - shifted) as f32);
             if grad {
-                scale_by(isa, x, (f64::from(loss_scale) / sum) as f32);
+                scale_by(isa, x, (f64::from(scale) / sum) as f32);
                 // (p - 1)·scale, rounded once
-                x[target] = ((shifted.exp() / sum - 1.0) * f64::from(loss_scale)) as f32;
+                x[target] = ((shifted.exp() / sum - 1.0) * f64::from(scale)) as f32;
                 padding.fill(0.0);
             }
         }
-    })
+    }
 }
 
 pub fn cross_entropy_bwd(ctx: &mut Ctx<'_>, op: &CrossEntropyBwd) -> Result<()> {

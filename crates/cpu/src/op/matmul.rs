@@ -27,7 +27,7 @@ pub fn matmul(ctx: &mut Ctx<'_>, op: &Matmul) -> Result<()> {
         let c = MatMut { ptr: out.ptr().wrapping_add(i * m * n), rs: n };
         Gemm::new((m, n, k), a, b, c).beta(beta).alpha(op.alpha)
     };
-    let group = Group { count, most: [m, n, k], product: &product, finish: None };
+    let group = Group { count, most: [m, n, k], product: &product, finish: None, beside: None };
     // SAFETY: shapes and aliasing were checked by `Op::check`; every product has a result of its own.
     unsafe { gemm_grouped(ctx.team, ctx.workspace, ctx.isa, &group) }.map_err(engine_error)
 }

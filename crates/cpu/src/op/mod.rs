@@ -208,6 +208,14 @@ pub fn run_joined(ctx: &mut Ctx<'_>, ops: [&Op; 2]) -> Result<bool> {
         {
             grouped::grouped_linear_bwd_input(ctx, first, Some(second)).map(|()| true)
         }
+        [Op::LinearFwd(first), Op::CrossEntropy(second)]
+            if first.out == second.logits
+                && first.pre.is_none()
+                && first.bias.is_none()
+                && ![first.inp, first.weight].iter().any(|read| read.overlaps(&second.losses)) =>
+        {
+            linear::linear_then_loss(ctx, first, second)
+        }
         _ => Ok(false),
     }
 }

@@ -169,6 +169,7 @@ mod tests {
     use crate::memory::Span;
     use ironhorse_core::eager::{AttentionShape, Strides};
     use ironhorse_core::op::AttentionMask;
+    use std::io::Write;
 
     /// Results and gradients of one sequence, queries, keys and values side by side: [out, lse, d_qkv, own].
     fn run(isa: Isa, [t, heads, hd]: [usize; 3], window: Option<usize>) -> [Vec<f32>; 4] {
@@ -215,7 +216,12 @@ mod tests {
     #[test]
     fn kernels_change_no_bit() {
         let sets = [IsaKind::Avx512, IsaKind::Avx2Fma].map(Isa::of_kind);
-        let [Some(with), Some(without)] = sets else { return };
+        let [Some(with), Some(without)] = sets else {
+            // Written past the capture of the test harness: a pass that tested nothing must not look like any other.
+            let _ =
+                writeln!(std::io::stderr(), "kernels_change_no_bit: NOT TESTED, this machine has no AVX-512");
+            return;
+        };
         for hd in [16, 32] {
             for t in [2, 15, 32, 33, 64, 130, 300] {
                 for window in [None, Some(1), Some(50), Some(129)] {
