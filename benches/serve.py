@@ -6,8 +6,9 @@
 
 `--make` writes a model of random weights (the speed does not depend on them) for where there are none: gpt2, or 8b,
 the shape of Qwen3-8B. Every answer goes on to its last token (`ignore_eos`), prompts are tokens, and the clock of a
-client starts before it connects. transformers runs the same prompts in the same process order: one at a time, then all
-as one batch.
+client starts before it connects. transformers runs the same prompts, one at a time, then all as one batch. The two take
+turns: a round is one client and all clients of the server, then the same of transformers. Figures are medians of the
+rounds, and `times_as_fast` compares the two round by round.
 
 `together.tokens_per_s` is all tokens by all of the time, prompts included; `together.writing_tokens_per_s` is the rate
 while all clients are written to and no prompt is read, to compare with `alone.tokens_per_s`, the same of one client.
@@ -179,6 +180,8 @@ class Server:
             "m",
             "--device",
             args.device,
+            "--dtype",
+            args.dtype,
             "--tokenizer",
             args.tokenizer,
             "--rows",
@@ -229,49 +232,28 @@ class Server:
         self.process.wait(timeout=60)
 
 
-def served(args: argparse.Namespace, folder: Path, prompts: list[list[int]]) -> dict[str, Any]:
-    server = Server(args, folder)
-    try:
-        server.ask(prompts[0], 4)  # once before the clock
-        alone = [server.ask(prompt, args.tokens) for prompt in prompts[: args.rounds]]
-        with concurrent.futures.ThreadPoolExecutor(args.clients) as pool:
-            start = time.perf_counter()
-            together = list(pool.map(lambda prompt: server.ask(prompt, args.tokens), prompts))
-            seconds = time.perf_counter() - start
-    finally:
-        server.end()
-    # of one client, the tokens after the first by the time they take; of many, all tokens by all of the time
-    rate = [(args.tokens - 1) / (one.end - one.pieces[0]) for one in alone]
-    return {
-        "start_s": server.start_s,
-        "alone": {
-            "first_s": statistics.median(one.first_s() for one in alone),
-            "tokens_per_s": statistics.median(rate),
-            "whole_tokens_per_s": statistics.median(args.tokens / one.all_s() for one in alone),
-        },
-        "together": {
-            "clients": args.clients,
-            "tokens_per_s": args.clients * args.tokens / seconds,
-            "first_s": statistics.median(one.first_s() for one in together),
-            "writing_tokens_per_s": writing_rate(together),
-        },
-    }
+class Transformers:
+    """`generate` of the same prompts: one at a time, and all as one batch."""
 
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+        import torch
+        import transformers
 
-def transformers_speed(args: argparse.Namespace, folder: Path, prompts: list[list[int]]) -> dict[str, Any]:
-    import torch
-    import transformers
+        if args.device == "cpu":
+            torch.set_num_threads(args.threads)
+        dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[args.dtype]
+        self.device, self.version = args.device, transformers.__version__
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        self.model: Any = model.to(args.device).eval()
 
-    if args.device == "cpu":
-        torch.set_num_threads(args.threads)
-    dtype = torch.float32 if args.device == "cpu" else torch.bfloat16
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(args.device).eval()
+    def write(self, batch: list[list[int]], tokens: int) -> float:
+        """Seconds until the batch has that many tokens more."""
+        import torch
 
-    def write(batch: list[list[int]], tokens: int) -> float:
-        ids = torch.tensor(batch, device=args.device)
+        ids = torch.tensor(batch, device=self.device)
         start = time.perf_counter()
         with torch.inference_mode():
-            out = model.generate(
+            out = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=tokens,
@@ -282,24 +264,104 @@ def transformers_speed(args: argparse.Namespace, folder: Path, prompts: list[lis
         out.cpu()
         return time.perf_counter() - start
 
-    write(prompts[:1], 2)
-    first = statistics.median(write(prompts[i : i + 1], 1) for i in range(args.rounds))
-    one = statistics.median(write(prompts[i : i + 1], args.tokens) for i in range(args.rounds))
-    many_first, many = write(prompts, 1), write(prompts, args.tokens)
+
+Figures = dict[str, dict[str, float]]
+
+
+def served_round(server: Server, args: argparse.Namespace, one: list[int], prompts: list[list[int]]) -> Figures:
+    """One round of the server: a client alone, then all of them."""
+    alone = server.ask(one, args.tokens)
+    with concurrent.futures.ThreadPoolExecutor(args.clients) as pool:
+        start = time.perf_counter()
+        together = list(pool.map(lambda prompt: server.ask(prompt, args.tokens), prompts))
+        seconds = time.perf_counter() - start
     return {
-        "version": transformers.__version__,
         "alone": {
-            "first_s": first,
-            "tokens_per_s": (args.tokens - 1) / (one - first),
-            "whole_tokens_per_s": args.tokens / one,
+            "first_s": alone.first_s(),
+            # the tokens after the first by the time they take
+            "tokens_per_s": (args.tokens - 1) / (alone.end - alone.pieces[0]),
+            "whole_tokens_per_s": args.tokens / alone.all_s(),
         },
         "together": {
-            "clients": args.clients,
+            "tokens_per_s": args.clients * args.tokens / seconds,
+            "first_s": statistics.median(each.first_s() for each in together),
+            "writing_tokens_per_s": writing_rate(together),
+        },
+    }
+
+
+def transformers_round(
+    model: Transformers, args: argparse.Namespace, one: list[int], prompts: list[list[int]]
+) -> Figures:
+    """The same of transformers."""
+    first, whole = model.write([one], 1), model.write([one], args.tokens)
+    many_first, many = model.write(prompts, 1), model.write(prompts, args.tokens)
+    return {
+        "alone": {
+            "first_s": first,
+            "tokens_per_s": (args.tokens - 1) / (whole - first),
+            "whole_tokens_per_s": args.tokens / whole,
+        },
+        "together": {
             "tokens_per_s": args.clients * args.tokens / many,
             "first_s": many_first,
             "writing_tokens_per_s": args.clients * (args.tokens - 1) / (many - many_first),
         },
     }
+
+
+def medians(rounds: list[Figures]) -> Figures:
+    return {
+        part: {name: statistics.median(each[part][name] for each in rounds) for name in figures}
+        for part, figures in rounds[0].items()
+    }
+
+
+def ratios(ours: list[Figures], theirs: list[Figures]) -> Figures:
+    """How many times as fast as transformers, round by round: the median, the slowest and the fastest round."""
+    found: Figures = {}
+    for part, figures in ours[0].items():
+        for name in figures:
+            pairs = [(mine[part][name], its[part][name]) for mine, its in zip(ours, theirs, strict=True)]
+            each = [its / mine if name.endswith("first_s") else mine / its for mine, its in pairs]
+            found[f"{part}.{name}"] = spread(each)
+    return found
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+
+
+def measure(args: argparse.Namespace, folder: Path, prompts: list[list[int]]) -> dict[str, Any]:
+    """Rounds of both in turns, so that a machine whose speed changes is as fast for one as for the other."""
+    model = None if args.alone else Transformers(args, folder)
+    server = Server(args, folder)
+    ours: list[Figures] = []
+    theirs: list[Figures] = []
+    everyone = prompts[: args.clients]
+    try:
+        server.ask(prompts[0], 4)  # once before the clock
+        if model:
+            model.write(prompts[:1], 2)
+            model.write(everyone, 2)
+        for one in prompts[: args.rounds]:
+            ours.append(served_round(server, args, one, everyone))
+            if model:
+                theirs.append(transformers_round(model, args, one, everyone))
+                time.sleep(0.5)  # its threads wait in a loop for a while
+            print(f"round {len(ours)} of {args.rounds}", file=sys.stderr)
+    finally:
+        server.end()
+    report: dict[str, Any] = {
+        "ironhorse": {"start_s": server.start_s, **medians(ours)},
+        "together_by_alone": spread(
+            [each["together"]["writing_tokens_per_s"] / each["alone"]["tokens_per_s"] for each in ours]
+        ),
+    }
+    if model:
+        report["transformers"] = {"version": model.version, **medians(theirs)}
+        report["times_as_fast"] = ratios(ours, theirs)
+    return report
 
 
 def main() -> None:
@@ -309,6 +371,7 @@ def main() -> None:
     parser.add_argument("--make", choices=["gpt2", "8b"])
     parser.add_argument("--tokenizer", default="gpt2", help="only its vocabulary counts: prompts are tokens")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=["f32", "bf16"], help="of both; f32 on the CPU, bf16 on a GPU")
     parser.add_argument("--threads", type=int, default=2, help="of transformers")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
@@ -318,6 +381,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("flags", nargs="*", help="more flags of serve, behind --")
     args = parser.parse_args()
+    args.dtype = args.dtype or ("f32" if args.device == "cpu" else "bf16")
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.model or Path(temporary) / "model"
         if args.make:
@@ -329,11 +393,12 @@ def main() -> None:
         report: dict[str, Any] = {
             "prompt": args.prompt,
             "tokens": args.tokens,
+            "clients": args.clients,
+            "rounds": args.rounds,
             "device": args.device,
-            "ironhorse": served(args, folder, prompts),
+            "dtype": args.dtype,
+            **measure(args, folder, prompts),
         }
-        if not args.alone:
-            report["transformers"] = transformers_speed(args, folder, prompts)
     text = json.dumps(report, indent=1)
     print(text)
     if args.json:

@@ -1,16 +1,16 @@
 //! GFLOP/s of the matrix products of one GPT-2 124M training step (B = 4, T = 64), and the time they take in all.
 //!
 //!     cargo bench -p ironhorse-cpu --bench gemm -- [threads=1,2] [rounds=7] [isa=avx512] [only=qkv,fc] [operands=bf16]
-//!         [rows=1,16,64] [order=panels|packed|dots]
+//!         [rows=1,16,64] [order=kept|packed|dots]
 //!
 //! Each round runs every product once, so operands are as cold as they are in a real step; the median is printed. With `rows` it is the
-//! forward products of serving so many tokens instead, over weights of twelve layers, which no cache holds: weights in panels, packed for
-//! each product, or by dot products.
+//! forward products of serving so many tokens instead, over weights of twelve layers, which no cache holds: weights packed once (with
+//! `operands=bf16` in bf16, where the machine multiplies it), packed for each product, or by dot products.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 use ironhorse_core::Operands;
 use ironhorse_cpu::buffer::Buffer;
-use ironhorse_cpu::gemm::{Beta, Gemm, MatMut, MatRef, Workspace, gemm, pack_panels};
+use ironhorse_cpu::gemm::{Beta, Gemm, Kept, MatMut, MatRef, Workspace, gemm};
 use ironhorse_cpu::isa::Isa;
 use ironhorse_cpu::team::Team;
 use std::time::Instant;
@@ -83,7 +83,12 @@ impl Layer {
 }
 
 /// The forward products of serving, by rows.
-fn serving(rows: &[usize], rounds: usize, threads: usize, (isa, only, order): (Isa, &str, &str)) {
+fn serving(
+    rows: &[usize],
+    rounds: usize,
+    threads: usize,
+    (isa, only, order, operands): (Isa, &str, &str, Operands),
+) {
     let most = rows.iter().copied().max().unwrap_or(1);
     let chosen = LAYERS.iter().filter(|layer| only.is_empty() || only.split(',').any(|name| name == layer.0));
     let layers: Vec<_> = chosen
@@ -97,9 +102,10 @@ fn serving(rows: &[usize], rounds: usize, threads: usize, (isa, only, order): (I
         isa.name(),
         weights as f64 * 4e-6
     );
-    for (c, oc, _, weight, _) in layers.iter().filter(|_| order == "panels") {
+    for (c, oc, _, weight, _) in layers.iter().filter(|_| order == "kept") {
+        let size = [*oc, *c];
         // SAFETY: the weight has so many floats.
-        unsafe { pack_panels(&team, &mut ws, isa, (weight.start(), [*oc, *c])) }.unwrap();
+        unsafe { Kept::of(isa, operands, size).pack(&team, &mut ws, isa, (weight.start(), size)) }.unwrap();
     }
     println!("{:>5} {:>16} {:>8} {:>8}", "rows", "ms", "GB/s", "GFLOP/s");
     for &m in rows {
@@ -112,7 +118,7 @@ fn serving(rows: &[usize], rounds: usize, threads: usize, (isa, only, order): (I
                     let out = MatMut { ptr: out.start(), rs: *oc };
                     let g = Gemm::new((m, *oc, *c), inp, weight.transposed(), out);
                     let g = match order {
-                        "panels" => g.panels(),
+                        "kept" => g.kept(Kept::of(isa, operands, [*oc, *c])),
                         "packed" => g.rows_as_many(true),
                         _ => g.rows_apart(true),
                     };
@@ -142,7 +148,7 @@ fn main() {
     let mut only = String::new();
     let mut operands = Operands::F32;
     let mut rows = Vec::new();
-    let mut order = "panels".to_owned();
+    let mut order = "kept".to_owned();
     for arg in std::env::args().skip(1) {
         match arg.split_once('=') {
             Some(("threads", list)) => threads = list.split(',').map(|n| n.parse().unwrap()).collect(),
@@ -156,7 +162,9 @@ fn main() {
         }
     }
     if !rows.is_empty() {
-        return threads.into_iter().for_each(|threads| serving(&rows, rounds, threads, (isa, &only, &order)));
+        return threads
+            .into_iter()
+            .for_each(|threads| serving(&rows, rounds, threads, (isa, &only, &order, operands)));
     }
     let chosen: Vec<_> = LAYERS
         .into_iter()

@@ -101,10 +101,10 @@ impl CpuEngine {
         self.team.threads()
     }
 
-    /// The weights in panels, and what packs them.
+    /// The weights that are packed, and what packs them.
     fn settled(&mut self) -> (&mut Settled, Packer<'_>) {
-        let Self { memory, team, workspace, isa, settled, .. } = self;
-        (settled, Packer { memory, team, workspace, isa: *isa })
+        let Self { memory, team, workspace, isa, operands, settled, .. } = self;
+        (settled, Packer { memory, team, workspace, isa: *isa, operands: *operands })
     }
 
     /// Puts weights in this slot back in the order of their elements.
@@ -176,11 +176,9 @@ impl Engine for CpuEngine {
         Ok(())
     }
 
-    /// Weights of linear layers go into panels, in their place: a product of any number of rows reads them once, as they lie.
+    /// Weights of linear layers are packed, in their place: a product of any number of rows reads them once, as they lie. Where products
+    /// round their operands to bf16, and the machine has instructions for them, they are kept in bf16.
     fn settle(&mut self, programs: &[&Program]) -> Result<()> {
-        if self.operands != Operands::F32 {
-            return Ok(()); // they are rounded while they are packed for each product
-        }
         let (settled, mut packer) = self.settled();
         settled.set(&mut packer, programs)
     }

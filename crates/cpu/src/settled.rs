@@ -1,16 +1,16 @@
 //! Weights that do not change any more, kept in the order in which products read them.
 
-use crate::gemm::{Workspace, pack_panels, unpack_panels};
+use crate::gemm::{Kept, Workspace};
 use crate::isa::Isa;
 use crate::memory::Memory;
 use crate::team::{TaskPanic, Team};
 use ironhorse_core::op::{Arg, EmbeddingFwd, LinearFwd, Op};
-use ironhorse_core::{DType, Pool, Program, Slot};
+use ironhorse_core::{DType, Operands, Pool, Program, Slot};
 
-/// Which weights are in panels ([`pack_panels`]), in the order of their places.
+/// Which weights are packed, and how, in the order of their places.
 #[derive(Default)]
 pub struct Settled {
-    slots: Vec<Slot>,
+    weights: Vec<(Slot, Kept)>,
     /// The programs that may read them so.
     programs: Vec<u64>,
 }
@@ -21,24 +21,25 @@ pub struct Packer<'a> {
     pub team: &'a Team,
     pub workspace: &'a mut Workspace,
     pub isa: Isa,
+    pub operands: Operands,
 }
 
 impl Settled {
     /// Whether the program can run as weights are now.
     pub fn knows(&self, program: &Program) -> bool {
-        self.slots.is_empty() || self.programs.contains(&program.id())
+        self.weights.is_empty() || self.programs.contains(&program.id())
     }
 
-    /// Whether exactly this weight is in panels.
-    pub fn has(&self, slot: Slot) -> bool {
-        self.meeting(slot) == Some(slot)
+    /// How exactly this weight is kept, where it is packed.
+    pub fn kept(&self, slot: Slot) -> Option<Kept> {
+        self.meeting(slot).and_then(|(weight, kept)| (weight == slot).then_some(kept))
     }
 
-    /// A weight in panels that shares memory with the slot.
-    pub fn meeting(&self, slot: Slot) -> Option<Slot> {
+    /// A packed weight that shares memory with the slot.
+    pub fn meeting(&self, slot: Slot) -> Option<(Slot, Kept)> {
         let place = |slot: &Slot| (slot.pool.index(), slot.end());
-        let after = self.slots.partition_point(|one| place(one) <= (slot.pool.index(), slot.offset));
-        self.slots.get(after).filter(|one| one.overlaps(&slot)).copied()
+        let after = self.weights.partition_point(|(one, _)| place(one) <= (slot.pool.index(), slot.offset));
+        self.weights.get(after).filter(|(one, _)| one.overlaps(&slot)).copied()
     }
 
     /// Packs the weights of linear layers that these programs use for nothing else, but to look up tokens.
@@ -50,13 +51,14 @@ impl Settled {
         found.dedup();
         for op in ops() {
             for arg in op.args() {
-                let reads = reads_panels(&op, &arg);
+                let reads = reads_packed(&op, &arg);
                 found.retain(|slot| !slot.overlaps(&arg.slot) || reads && *slot == arg.slot);
             }
         }
         for slot in found {
-            packer.run(slot, true)?;
-            self.slots.push(slot);
+            let kept = Kept::of(packer.isa, packer.operands, [slot.shape.rows(), slot.shape.cols()]);
+            packer.run((slot, kept), true)?;
+            self.weights.push((slot, kept));
         }
         self.programs = programs.iter().map(|program| program.id()).collect();
         Ok(())
@@ -66,14 +68,14 @@ impl Settled {
     pub fn undo(&mut self, packer: &mut Packer<'_>, slot: Slot) -> ironhorse_core::Result<()> {
         while let Some(one) = self.meeting(slot) {
             packer.run(one, false)?;
-            self.slots.retain(|slot| *slot != one);
+            self.weights.retain(|weight| *weight != one);
         }
         Ok(())
     }
 
     /// The same for all.
     pub fn undo_all(&mut self, packer: &mut Packer<'_>) -> ironhorse_core::Result<()> {
-        while let Some(slot) = self.slots.last().copied() {
+        while let Some((slot, _)) = self.weights.last().copied() {
             self.undo(packer, slot)?;
         }
         Ok(())
@@ -81,13 +83,13 @@ impl Settled {
 }
 
 impl Packer<'_> {
-    fn run(&mut self, slot: Slot, packs: bool) -> ironhorse_core::Result<()> {
+    fn run(&mut self, (slot, kept): (Slot, Kept), packs: bool) -> ironhorse_core::Result<()> {
         let weight = self.memory.f32(slot)?.ptr();
         let (size, Self { team, isa, .. }) = ([slot.shape.rows(), slot.shape.cols()], &*self);
         // SAFETY: the engine is held alone, so nobody uses the slot meanwhile; it has rows × columns floats.
         let done: Result<(), TaskPanic> = unsafe {
-            let run = if packs { pack_panels } else { unpack_panels };
-            run(team, self.workspace, *isa, (weight, size))
+            let run = if packs { Kept::pack } else { Kept::unpack };
+            run(kept, team, self.workspace, *isa, (weight, size))
         };
         done.map_err(crate::op::engine_error)
     }
@@ -100,8 +102,8 @@ fn weight(op: &Op) -> Option<Slot> {
     (kept && weight.numel() > 0).then_some(weight)
 }
 
-/// Whether the op can read this argument in panels.
-fn reads_panels(op: &Op, arg: &Arg) -> bool {
+/// Whether the op can read this argument where it is packed.
+fn reads_packed(op: &Op, arg: &Arg) -> bool {
     match *op {
         Op::LinearFwd(LinearFwd { weight, .. }) => arg.name == "weight" && arg.slot == weight,
         Op::EmbeddingFwd(EmbeddingFwd { wte, .. }) => arg.name == "wte" && arg.slot == wte,

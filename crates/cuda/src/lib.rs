@@ -29,6 +29,7 @@ mod scalars;
 mod scatter;
 mod settings;
 mod specs;
+mod squares;
 mod staging;
 pub mod user;
 

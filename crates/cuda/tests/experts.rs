@@ -1,5 +1,5 @@
 //! Times the ops of a mixture of experts at the sizes of the 6.9B model, on a real GPU with 16 GiB free, and compares the bits of a product
-//! and SwiGLU's backward, computed together or one after the other, and those of a gradient of weights by pairs of blocks or by single ones:
+//! and SwiGLU's backward, computed together or one after the other, and those of products by pairs of blocks or by single ones:
 //! `cargo test --release -p ironhorse-cuda --test experts -- --ignored --nocapture`
 //!
 //! `IRONHORSE_GROUPED` selects the kernels of the experts' linear layers.
@@ -321,6 +321,98 @@ fn a_gradient_of_weights_has_the_same_bits_by_pairs_of_blocks() {
             );
             let pairs = names.iter().any(|name| name == "grouped_wgmma_bwd_weight_pair");
             assert_eq!(pairs, hopper && size[0].is_multiple_of(2), "{names:?}");
+        }
+    }
+}
+
+/// The products of rows with the weights of experts: forward, forward with SwiGLU, and the input gradient; of all experts in one op each,
+/// or of each expert by itself in slices of its rows.
+fn rows_products(
+    engine: &mut CudaEngine,
+    counts: &[usize],
+    [oc, ic]: [usize; 2],
+    slice: Option<usize>,
+) -> ([Vec<u32>; 4], Vec<String>) {
+    let (rows, experts) = (counts.iter().sum::<usize>(), counts.len());
+    let mut b = Builder::with_precision(Precision::BF16);
+    let mut io = |name: &str, cols| b.io(name, [rows, cols], DType::BF16);
+    let (inp, d_out, out, gated) = (io("inp", ic), io("d_out", oc), io("out", oc), io("gated", oc));
+    let (act, d_inp) = (io("act", oc / 2), io("d_inp", ic));
+    let weight = b.io("weight", [experts, oc, ic], DType::BF16);
+    let starts = joined::offsets(counts);
+    // first row, rows of each expert, first expert
+    let mut parts: Vec<(usize, Vec<usize>, usize)> = Vec::new();
+    match slice {
+        None => parts.push((0, counts.to_vec(), 0)),
+        Some(most) => {
+            for (expert, &own) in counts.iter().enumerate() {
+                let slices = (0..own).step_by(most);
+                let part = |at| (starts[expert] as usize + at, vec![most.min(own - at)], expert);
+                parts.extend(slices.map(part));
+            }
+        }
+    }
+    let mut offsets = Vec::new();
+    for (at, (first, own, expert)) in parts.iter().enumerate() {
+        let some = |slot: Slot| {
+            let (cols, rows) = (slot.shape.cols(), own.iter().sum::<usize>());
+            Slot { offset: slot.offset + first * cols * 2, shape: [rows, cols].into(), ..slot }
+        };
+        let of = Slot {
+            offset: weight.offset + expert * oc * ic * 2,
+            shape: [own.len(), oc, ic].into(),
+            ..weight
+        };
+        let ends = b.io(format!("offsets {at}"), [own.len() + 1], DType::I32);
+        let (rows, weight) = (some(inp), of);
+        b.push(GroupedLinearFwd { out: some(out), act: None, inp: rows, weight, offsets: ends }).unwrap();
+        let both =
+            GroupedLinearFwd { out: some(gated), act: Some(some(act)), inp: rows, weight, offsets: ends };
+        b.push(both).unwrap();
+        let back = GroupedLinearBwdInput { d_inp: some(d_inp), d_out: some(d_out), weight, offsets: ends };
+        b.push(back).unwrap();
+        offsets.push((ends, joined::offsets(own)));
+    }
+    let program = b.finish().unwrap();
+    engine.reserve(program.layout()).unwrap();
+    let mut rng = Rng::new(31);
+    for slot in [inp, d_out, weight] {
+        engine.write_f32(slot, &rng.uniforms(slot.numel(), -1.0, 1.0)).unwrap();
+    }
+    for slot in [out, gated, act, d_inp] {
+        engine.write_f32(slot, &vec![f32::NAN; slot.numel()]).unwrap();
+    }
+    for (slot, ends) in offsets {
+        engine.write_i32(slot, &ends).unwrap();
+    }
+    engine.run(&program, 0..program.nodes().len(), &Scalars::default()).unwrap();
+    let results = joined::bits(engine, &[out, gated, act, d_inp]).try_into().unwrap();
+    (results, joined::kernels(engine, &program))
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn products_of_rows_have_the_same_bits_by_pairs_of_blocks() {
+    let _alone = DEVICE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut engine = CudaEngine::new(Settings::default()).unwrap();
+    let hopper = devices().unwrap()[0].compute == (9, 0);
+    // Even and odd numbers of tiles of rows and of columns, an expert without rows, ends inside a tile, more tiles than blocks.
+    for (counts, size) in [
+        (&[512][..], [128, 64]),
+        (&[700, 0, 1029, 513], [384, 320]),
+        (&[3000, 1500, 777, 0, 3001, 900], [2048, 128]),
+        (&[641, 640, 639], [640, 832]),
+    ] {
+        let (together, names) = rows_products(&mut engine, counts, size, None);
+        let (apart, single) = rows_products(&mut engine, counts, size, Some(384));
+        assert!(together == apart, "{counts:?} {size:?}");
+        assert!(
+            together.iter().flatten().all(|bits| f32::from_bits(*bits).is_finite()),
+            "{counts:?} {size:?}"
+        );
+        for name in ["grouped_wgmma_fwd_pair", "grouped_swiglu_fwd_pair", "grouped_wgmma_bwd_input_pair"] {
+            assert_eq!(names.iter().any(|of| of == name), hopper, "{names:?}");
+            assert!(single.iter().all(|of| of != name), "{single:?}");
         }
     }
 }

@@ -5,7 +5,8 @@ use super::spec::{Checker, named, op};
 use crate::{DType, Result, Slices, Slot};
 
 op! {
-    /// `norm = √Σ g²` over every gradient, summed in a fixed order: piece by piece ([`PIECE_ELEMENTS`](crate::ranks::PIECE_ELEMENTS)), and then over the pieces. `halt` becomes 1 if it was not 0 already, or if the
+    /// `norm = √Σ g²` over every gradient, summed in a fixed order: piece by piece ([`PIECE_ELEMENTS`](crate::ranks::PIECE_ELEMENTS)), and then over the pieces. Where the op that
+    /// wrote a gradient has summed its squares already, an engine may add those sums instead, without `slices`. `halt` becomes 1 if it was not 0 already, or if the
     /// norm or the loss is non-finite. Only the host clears `halt`: after a bad step no further update is made until the
     /// host has seen it, however many steps are in flight.
     pub struct GradNorm {

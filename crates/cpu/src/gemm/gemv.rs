@@ -22,7 +22,7 @@ pub(super) fn fits(g: &Gemm<'_>) -> bool {
     let few = match g.rows {
         Rows::Fastest => g.m <= FEW,
         Rows::Dots => true,
-        Rows::Packed | Rows::Panels => false,
+        Rows::Packed | Rows::Kept(_) => false,
     };
     few && g.b.rs == 1 && g.a.cs == 1
 }

@@ -7,15 +7,18 @@
 //!
 //! order  k is cut into slices by its length, and by whether the product is `narrow`; inside a slice each element is one chain of
 //! multiply-adds, and the slices are added to c in order. So the bits depend neither on the threads nor on the tiles. Few rows have
-//! another order (`gemv`), and weights that no longer change are packed once (`panels`).
+//! another order (`gemv`), and weights that no longer change are packed once (`kept`: `panels`, or `halves` for
+//! operands that are rounded).
 
 mod blocks;
 mod dots;
 mod gemv;
 mod grouped;
+mod halves;
 mod heads;
 #[cfg(target_arch = "x86_64")]
 mod heads_x86;
+mod kept;
 mod kernel;
 mod local;
 mod narrow;
@@ -42,9 +45,9 @@ pub(crate) use heads::{
     FloatRows, HeadGradients, HeadKernels, HeadScores, HeadSums, QUERIES, ROWS, are_small, head_kernels,
 };
 use ironhorse_core::Operands;
+pub use kept::{Kept, Weight};
 use kernel::Kernels;
 pub use local::{Beside, gemm_local};
-pub use panels::{Weight, pack_panels, row_in_panels, unpack_panels};
 pub(crate) use queries::{Scores, Weighted, add_weighted, keys_in_slice, scores};
 use std::ops::Range;
 pub use workspace::{LocalScratch, Workspace};
@@ -105,8 +108,8 @@ enum Rows {
     Dots,
     /// All have that of packed products.
     Packed,
-    /// The same; b is in panels already.
-    Panels,
+    /// Each the same; b is packed already.
+    Kept(Kept),
 }
 
 /// Called with (rows, columns, worker) of a region of c as soon as it is final, by the task that wrote it. The regions
@@ -152,14 +155,14 @@ impl<'a> Gemm<'a> {
         Self { rows: if apart { Rows::Dots } else { Rows::Fastest }, ..self }
     }
 
-    /// The same in the order of products of many rows: the bits are those of [`Gemm::panels`], whatever the strides are.
+    /// The same in the order of products of many rows: the bits are those of [`Kept::Panels`], whatever the strides are.
     pub fn rows_as_many(self, apart: bool) -> Self {
         Self { rows: if apart { Rows::Packed } else { Rows::Fastest }, ..self }
     }
 
-    /// With b as [`pack_panels`] left it; rows of a are contiguous. The bits of a row do not depend on how many there are.
-    pub fn panels(self) -> Self {
-        Self { rows: Rows::Panels, ..self }
+    /// With b as [`Kept::pack`] left it; rows of a are contiguous. The bits of a row do not depend on how many there are.
+    pub fn kept(self, kept: Kept) -> Self {
+        Self { rows: Rows::Kept(kept), ..self }
     }
 
     /// With another treatment of the old c.
@@ -244,7 +247,12 @@ fn rounding_kernels(isa: Isa) -> &'static Kernels {
 
 /// Whether products of bf16 operands are faster than those of f32 on this machine: its processor has instructions for them.
 pub fn multiplies_bf16() -> bool {
-    rounding_kernels(Isa::detect()).enter.is_some()
+    multiplies(Isa::detect())
+}
+
+/// The same with these instructions.
+fn multiplies(isa: Isa) -> bool {
+    rounding_kernels(isa).enter.is_some()
 }
 
 /// Computes `g` with all threads of `team`.
@@ -263,9 +271,9 @@ pub unsafe fn gemm(team: &Team, ws: &mut Workspace, isa: Isa, g: &Gemm<'_>) -> R
         // SAFETY: guaranteed by the caller.
         return team.run(1, &|_, worker| unsafe { g.no_steps(worker) });
     }
-    if g.rows == Rows::Panels {
+    if let Rows::Kept(kept) = g.rows {
         // SAFETY: guaranteed by the caller.
-        return unsafe { panels::run(team, isa, g) };
+        return unsafe { kept.run(team, ws, isa, g) };
     }
     if gemv::fits(g) {
         // SAFETY: guaranteed by the caller; `fits` was asked.

@@ -9,6 +9,7 @@
 //! What is read comes from memory in eight streams at a time, whole panels for a single row, and parts of the panels of the next tiles for
 //! more: one stream after the other is 10 GB/s where eight are 16 to 18.
 
+use super::kept::Weight;
 use super::kernel::{Kernels, LINE, Simd};
 use super::plan::{SharedPtr, slice_len};
 use super::{Beta, Gemm, Workspace, kernels};
@@ -26,82 +27,69 @@ const UNROLLED: usize = 8;
 /// Streams into which each panel of the next tile is cut.
 const CUTS: usize = 4;
 
-/// A weight to be packed, or packed: where it is, its rows and columns.
-pub type Weight = (*mut f32, [usize; 2]);
-
-/// Packs a weight in its place.
-///
 /// # Safety
-/// The address is good for rows·columns floats that nobody else uses during the call.
-///
-/// # Errors
-/// A task panicked.
-pub unsafe fn pack_panels(
+/// As `Kept::pack`.
+pub(super) unsafe fn pack(
     team: &Team,
     ws: &mut Workspace,
     isa: Isa,
     weight: Weight,
 ) -> Result<(), TaskPanic> {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: guaranteed by the caller; a panel and its copy are rows·k floats.
     unsafe {
-        each_panel(team, ws, kernels(isa).lanes, weight, &|row, step, [rows, k]| {
-            [row * k + step, step * rows + row]
+        each_panel(team, ws, kernels(isa).lanes, weight, &|panel: *mut f32, copy: *const f32, [rows, k]| {
+            for (step, row) in (0..k).flat_map(|step| (0..rows).map(move |row| (step, row))) {
+                *panel.add(step * rows + row) = *copy.add(row * k + step);
+            }
         })
     }
 }
 
-/// Undoes [`pack_panels`].
-///
 /// # Safety
-/// As [`pack_panels`], for the same instructions and a weight that it packed.
-///
-/// # Errors
-/// As [`pack_panels`].
-pub unsafe fn unpack_panels(
+/// As `Kept::unpack`.
+pub(super) unsafe fn unpack(
     team: &Team,
     ws: &mut Workspace,
     isa: Isa,
     weight: Weight,
 ) -> Result<(), TaskPanic> {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: as in `pack`.
     unsafe {
-        each_panel(team, ws, kernels(isa).lanes, weight, &|row, step, [rows, k]| {
-            [step * rows + row, row * k + step]
+        each_panel(team, ws, kernels(isa).lanes, weight, &|panel: *mut f32, copy: *const f32, [rows, k]| {
+            for (step, row) in (0..k).flat_map(|step| (0..rows).map(move |row| (step, row))) {
+                *panel.add(row * k + step) = *copy.add(step * rows + row);
+            }
         })
     }
 }
 
-/// Where the elements of a row of a packed weight are: the first, and how far apart they are.
-pub fn row_in_panels(isa: Isa, [n, k]: [usize; 2], row: usize) -> (usize, usize) {
+/// A row as it was.
+pub(super) fn read_row(isa: Isa, (weight, [n, k]): (&[f32], [usize; 2]), row: usize, out: &mut [f32]) {
     let lanes = kernels(isa).lanes;
     let first = row / lanes * lanes;
-    (first * k + row % lanes, lanes.min(n - first))
+    let steps = weight[first * k + row % lanes..].iter().step_by(lanes.min(n - first));
+    out.iter_mut().zip(steps).for_each(|(to, from)| *to = *from);
 }
 
-/// Moves every element of every panel: `places(row, step, [rows, k])` is where it is and where it goes to, in the panel.
+/// Rewrites every panel of `height` rows: `rewrite(panel, copy, [rows, k])` has a copy of what the panel was.
 ///
 /// # Safety
-/// As [`pack_panels`].
-unsafe fn each_panel(
+/// The weight is good for its floats, which nobody else uses; `rewrite` stays inside rows·k floats of both.
+pub(super) unsafe fn each_panel(
     team: &Team,
     ws: &mut Workspace,
-    lanes: usize,
+    height: usize,
     (weight, [n, k]): Weight,
-    places: &(impl Fn(usize, usize, [usize; 2]) -> [usize; 2] + Sync),
+    rewrite: &(impl Fn(*mut f32, *const f32, [usize; 2]) + Sync),
 ) -> Result<(), TaskPanic> {
-    let (weight, room) = (SharedPtr(weight), SharedPtr(ws.floats(team.threads() * lanes * k)));
-    team.run(n.div_ceil(lanes), &|panel, worker| {
-        let rows = lanes.min(n - panel * lanes);
+    let (weight, room) = (SharedPtr(weight), SharedPtr(ws.floats(team.threads() * height * k)));
+    team.run(n.div_ceil(height), &|panel, worker| {
+        let rows = height.min(n - panel * height);
         // SAFETY: panels are apart, and so is the room of workers; both hold rows·k floats.
         unsafe {
-            let (panel, copy) = ({ weight }.0.add(panel * lanes * k), { room }.0.add(worker * lanes * k));
+            let (panel, copy) = ({ weight }.0.add(panel * height * k), { room }.0.add(worker * height * k));
             std::ptr::copy_nonoverlapping(panel, copy, rows * k);
-            for step in 0..k {
-                for row in 0..rows {
-                    let [from, to] = places(row, step, [rows, k]);
-                    *panel.add(to) = *copy.add(from);
-                }
-            }
+            rewrite(panel, copy, [rows, k]);
         }
     })
 }
@@ -109,7 +97,7 @@ unsafe fn each_panel(
 /// The product whose b is packed.
 ///
 /// # Safety
-/// As [`gemm`](super::gemm); m, n and k are not zero; b was packed for these instructions by [`pack_panels`], and rows of a are contiguous.
+/// As [`gemm`](super::gemm); m, n and k are not zero; b was packed for these instructions by [`pack`], and rows of a are contiguous.
 pub(super) unsafe fn run(team: &Team, isa: Isa, g: &Gemm<'_>) -> Result<(), TaskPanic> {
     let call = Call { g, kernels: kernels(isa), kc: slice_len(g.k) };
     let threads = team.threads();

@@ -73,11 +73,11 @@ fn panels_change_no_bit() {
             let weight: Vec<f32> = (0..n * k).map(value).collect();
             let mut panels = weight.clone();
             // SAFETY: n k floats.
-            unsafe { pack_panels(&Team::new(3), &mut ws, isa, (panels.as_mut_ptr(), [n, k])) }.unwrap();
+            unsafe { Kept::Panels.pack(&Team::new(3), &mut ws, isa, (panels.as_mut_ptr(), [n, k])) }.unwrap();
             for row in 0..n {
-                let (first, apart) = row_in_panels(isa, [n, k], row);
-                let found = (0..k).map(|step| panels[first + step * apart]);
-                assert!(found.eq(weight[row * k..][..k].iter().copied()), "{isa:?} n {n} k {k}: row {row}");
+                let mut found = vec![0.0; k];
+                Kept::Panels.read_row(isa, (&panels, [n, k]), row, &mut found);
+                assert_eq!(found, weight[row * k..][..k], "{isa:?} n {n} k {k}: row {row}");
             }
             for m in [1, 2, 5, 8, 9, 16, 33] {
                 let a: Vec<f32> = (0..m * (k + 2)).map(|i| value(i + 5)).collect();
@@ -88,7 +88,7 @@ fn panels_change_no_bit() {
                         let out = MatMut { ptr: c.as_mut_ptr(), rs: n + 1 };
                         let g = Gemm::new((m, n, k), MatRef::row_major(a.as_ptr(), k + 2), b, out);
                         let g = g.beta(beta).alpha(alpha).operands(Operands::Bf16);
-                        let g = if in_panels { g.panels() } else { g.rows_as_many(true) };
+                        let g = if in_panels { g.kept(Kept::Panels) } else { g.rows_as_many(true) };
                         // SAFETY: the matrices have these sizes and strides.
                         unsafe { gemm(&Team::new(threads), &mut ws, isa, &g) }.unwrap();
                         c.into_iter().map(f32::to_bits).collect::<Vec<_>>()
@@ -101,8 +101,93 @@ fn panels_change_no_bit() {
                 }
             }
             // SAFETY: n k floats that were packed.
-            unsafe { unpack_panels(&Team::new(2), &mut ws, isa, (panels.as_mut_ptr(), [n, k])) }.unwrap();
+            unsafe { Kept::Panels.unpack(&Team::new(2), &mut ws, isa, (panels.as_mut_ptr(), [n, k])) }
+                .unwrap();
             assert_eq!(panels, weight, "{isa:?} n {n} k {k}");
+        }
+    }
+}
+
+/// Weights kept in bf16 come back as they were, rows can be read, and numbers that no bf16 is near to lose nothing.
+#[test]
+fn halves_lose_no_bit() {
+    let mut ws = Workspace::new();
+    let special =
+        [0.0, -0.0, 1.0, f32::MIN_POSITIVE / 4.0, f32::MAX, f32::INFINITY, 1.0 + f32::EPSILON, -3.003_906_3];
+    for (n, k) in [(16, 32), (17, 64), (100, 96), (31, 32), (250, 768)] {
+        let value = |i: usize| match i % 5 {
+            0 => special[i / 5 % special.len()],
+            _ => (i * 7919 % 100_003) as f32 / 50_000.0 - 1.0,
+        };
+        let weight: Vec<f32> = (0..n * k).map(value).collect();
+        let bits = |floats: &[f32]| floats.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let (isa, mut kept) = (Isa::detect(), weight.clone());
+        // SAFETY: n k floats.
+        unsafe { Kept::Halves.pack(&Team::new(3), &mut ws, isa, (kept.as_mut_ptr(), [n, k])) }.unwrap();
+        assert_ne!(bits(&kept), bits(&weight));
+        for row in 0..n {
+            let mut found = vec![0.0; k];
+            Kept::Halves.read_row(isa, (&kept, [n, k]), row, &mut found);
+            assert_eq!(bits(&found), bits(&weight[row * k..][..k]), "n {n} k {k}: row {row}");
+        }
+        // SAFETY: n k floats that were packed.
+        unsafe { Kept::Halves.unpack(&Team::new(2), &mut ws, isa, (kept.as_mut_ptr(), [n, k])) }.unwrap();
+        assert_eq!(bits(&kept), bits(&weight), "n {n} k {k}");
+    }
+}
+
+/// Products with weights kept in bf16 are those of rounded operands, and a row has the same bits beside any others and with any threads.
+#[test]
+fn products_of_halves_agree_with_f64_row_by_row() {
+    let (isa, mut ws) = (Isa::detect(), Workspace::new());
+    if Kept::of(isa, Operands::Bf16, [16, 32]) != Kept::Halves {
+        eprintln!("not run: this machine has no tiles of bf16");
+        return;
+    }
+    let value = |i: usize| (i * 7919 % 10_007) as f32 / 5_000.0 - 1.0;
+    let round = |x: f32| f64::from(ironhorse_core::bf16_to_f32(ironhorse_core::f32_to_bf16(x)));
+    for (n, k) in [(16, 32), (48, 64), (77, 96), (64, 768), (257, 160), (130, 3072)] {
+        assert_eq!(Kept::of(isa, Operands::Bf16, [n, k]), Kept::Halves);
+        let weight: Vec<f32> = (0..n * k).map(value).collect();
+        let mut halves = weight.clone();
+        // SAFETY: n k floats.
+        unsafe { Kept::Halves.pack(&Team::new(2), &mut ws, isa, (halves.as_mut_ptr(), [n, k])) }.unwrap();
+        let most = 131;
+        let a: Vec<f32> = (0..most * (k + 2)).map(|i| value(i + 5)).collect();
+        let old = |i: usize| value(i + 9);
+        let mut run = |threads: usize, m: usize, beta: Beta| {
+            let mut c: Vec<f32> = (0..m * (n + 1)).map(old).collect();
+            let b = MatRef::row_major(halves.as_ptr(), k).transposed();
+            let out = MatMut { ptr: c.as_mut_ptr(), rs: n + 1 };
+            let g = Gemm::new((m, n, k), MatRef::row_major(a.as_ptr(), k + 2), b, out);
+            let g = g.beta(beta).operands(Operands::Bf16).kept(Kept::Halves);
+            ws.poison();
+            // SAFETY: the matrices have these sizes and strides.
+            unsafe { gemm(&Team::new(threads), &mut ws, isa, &g) }.unwrap();
+            c
+        };
+        for beta in [Beta::Overwrite, Beta::Accumulate] {
+            let all = run(1, most, beta);
+            for (row, column) in (0..most).flat_map(|row| (0..n).map(move |column| (row, column))) {
+                let terms =
+                    (0..k).map(|step| round(a[row * (k + 2) + step]) * round(weight[column * k + step]));
+                let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), x: f64| (sum + x, size + x.abs()));
+                let before =
+                    if beta == Beta::Accumulate { f64::from(old(row * (n + 1) + column)) } else { 0.0 };
+                let error = (f64::from(all[row * (n + 1) + column]) - before - sum).abs();
+                // Each of k sums in f32 is off by half a unit of at most the sum of all sizes.
+                let limit = (k + 1) as f64 * f64::from(f32::EPSILON) / 2.0 * (size + before.abs());
+                assert!(error <= limit, "n {n} k {k} [{row}, {column}]: {error} beyond {limit}");
+            }
+            assert!((0..most).all(|row| all[row * (n + 1) + n] == old(row * (n + 1) + n)), "beside c");
+            for (threads, m) in
+                [(1, 1), (2, 2), (3, 15), (2, 16), (3, 17), (2, 33), (2, 64), (3, 65), (2, 100), (3, most)]
+            {
+                assert!(
+                    run(threads, m, beta) == all[..m * (n + 1)],
+                    "n {n} k {k}, {m} rows, {threads} threads"
+                );
+            }
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Embedding of tokens, with learned positions or without.
 
 use super::{Ctx, check_ids};
-use crate::gemm::row_in_panels;
 use crate::kernel::elementwise::{add_scaled, add_to, binary, scale_by, scaled};
 use ironhorse_core::eager::BinaryFn;
 use ironhorse_core::op::{EmbeddingBwd, EmbeddingFwd, check_at_positions, check_positions};
@@ -27,7 +26,7 @@ fn places<'a>(ctx: &Ctx<'a>, positions: Option<Slot>, cached: Option<usize>) -> 
 
 pub fn embedding_fwd(ctx: &mut Ctx<'_>, op: &EmbeddingFwd) -> Result<()> {
     let (out, tokens) = (ctx.f32(op.out)?, ctx.i32(op.tokens)?);
-    let (wte, panels) = ctx.weight(op.wte)?;
+    let (wte, kept) = ctx.weight(op.wte)?;
     let wpe = op.wpe.map(|slot| ctx.f32(slot)).transpose()?;
     let (seq, width, isa) = (op.tokens.shape.cols(), op.wte.shape.cols(), ctx.isa);
     let first = if op.at_position && op.positions.is_none() { ctx.scalars.position as usize } else { 0 };
@@ -41,11 +40,10 @@ pub fn embedding_fwd(ctx: &mut Ctx<'_>, op: &EmbeddingFwd) -> Result<()> {
     let places = places(ctx, op.positions, op.at_position.then_some(context))?;
     ctx.rows(ids.len(), width, |row| {
         let (id, out) = (ids[row] as usize, out.row(row, width));
-        let te = if panels {
-            let (first, apart) = row_in_panels(isa, [op.wte.shape.rows(), width], id);
+        let te = if let Some(kept) = kept {
             // SAFETY: rows have one task each; `out` shares no memory with the table (`Op::check`).
-            let (values, table) = unsafe { (out.all_mut(), &wte.all()[first..]) };
-            values.iter_mut().zip(table.iter().step_by(apart)).for_each(|(to, from)| *to = *from);
+            let (values, table) = unsafe { (out.all_mut(), wte.all()) };
+            kept.read_row(isa, (table, [op.wte.shape.rows(), width]), id, values);
             out
         } else {
             wte.row(id, width)
@@ -58,7 +56,7 @@ pub fn embedding_fwd(ctx: &mut Ctx<'_>, op: &EmbeddingFwd) -> Result<()> {
                 out,
             ),
             // SAFETY: as above.
-            None if panels => unsafe { scale_by(isa, out.all_mut(), op.factor) },
+            None if kept.is_some() => unsafe { scale_by(isa, out.all_mut(), op.factor) },
             // SAFETY: as above.
             None if op.factor == 1.0 => unsafe { out.all_mut().copy_from_slice(te.all()) },
             // SAFETY: as above.

@@ -27,7 +27,7 @@ pub(super) unsafe fn product(ctx: &mut Ctx<'_>, product: Gemm<'_>) -> Result<()>
 
 pub fn linear_fwd(ctx: &mut Ctx<'_>, op: &LinearFwd) -> Result<()> {
     let (out, inp, weight) = (ctx.f32(op.out)?, ctx.f32(op.inp)?, ctx.weight(op.weight)?);
-    let (weight, panels) = weight;
+    let (weight, kept) = weight;
     let pre = op.pre.map(|pre| Ok((pre.act, ctx.f32(pre.slot)?))).transpose()?;
     let bias = op.bias.map(|slot| ctx.f32(slot)).transpose()?;
     let (rows, ic, oc) = (op.inp.shape.rows(), op.inp.shape.cols(), op.weight.shape.rows());
@@ -48,7 +48,7 @@ pub fn linear_fwd(ctx: &mut Ctx<'_>, op: &LinearFwd) -> Result<()> {
     };
     let b = rows_of(weight, ic).transposed();
     let mut g = Gemm::new((rows, oc, ic), rows_of(inp, ic), b, MatMut { ptr: sums.ptr(), rs: oc });
-    g = if panels { g.panels() } else { g.rows_as_many(ctx.apart) };
+    g = kept.map_or_else(|| g.rows_as_many(ctx.apart), |kept| g.kept(kept));
     if bias.is_some() || pre.is_some() {
         g = g.epilogue(&finish);
     }
@@ -59,7 +59,7 @@ pub fn linear_fwd(ctx: &mut Ctx<'_>, op: &LinearFwd) -> Result<()> {
 /// A layer without a bias, and the loss of each row of its result while the row is in a cache. Returns whether the product is of a size
 /// whose rows are; otherwise nothing is done.
 pub fn linear_then_loss(ctx: &mut Ctx<'_>, op: &LinearFwd, loss: &CrossEntropy) -> Result<bool> {
-    let (out, inp, (weight, panels)) = (ctx.f32(op.out)?, ctx.f32(op.inp)?, ctx.weight(op.weight)?);
+    let (out, inp, (weight, kept)) = (ctx.f32(op.out)?, ctx.f32(op.inp)?, ctx.weight(op.weight)?);
     let (rows, ic, oc) = (op.inp.shape.rows(), op.inp.shape.cols(), op.weight.shape.rows());
     let (operands, apart) = (ctx.operands, ctx.apart);
     let product = |_: usize| {
@@ -67,7 +67,7 @@ pub fn linear_then_loss(ctx: &mut Ctx<'_>, op: &LinearFwd, loss: &CrossEntropy) 
             (rows_of(inp, ic), rows_of(weight, ic).transposed(), MatMut { ptr: out.ptr(), rs: oc });
         Gemm::new((rows, oc, ic), a, b, c).rows_as_many(apart).operands(operands)
     };
-    if panels || !finishes_rows(&product(0)) {
+    if kept.is_some() || !finishes_rows(&product(0)) {
         return Ok(false);
     }
     let losses = LossRows::new(ctx, loss)?;

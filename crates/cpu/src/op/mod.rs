@@ -22,7 +22,7 @@ mod rope;
 mod router;
 mod routing;
 
-use crate::gemm::Workspace;
+use crate::gemm::{Kept, Workspace};
 use crate::isa::Isa;
 use crate::kernel::attention::{Heads, QueryScratch, TileScratch};
 use crate::memory::{Memory, Span};
@@ -68,15 +68,18 @@ impl Ctx<'_> {
     fn f32(&self, slot: Slot) -> Result<Span<f32>> {
         match self.settled.meeting(slot) {
             None => self.memory.f32(slot),
-            Some(weight) => Err(Error::Program(format!(
-                "{weight:?} is kept in panels, which an op with {slot:?} cannot read; settle this program too"
+            Some((weight, _)) => Err(Error::Program(format!(
+                "{weight:?} is packed, which an op with {slot:?} cannot read; settle this program too"
             ))),
         }
     }
 
-    /// A weight, and whether it is in panels.
-    fn weight(&self, slot: Slot) -> Result<(Span<f32>, bool)> {
-        if self.settled.has(slot) { Ok((self.memory.f32(slot)?, true)) } else { Ok((self.f32(slot)?, false)) }
+    /// A weight, and how it is kept where it is packed.
+    fn weight(&self, slot: Slot) -> Result<(Span<f32>, Option<Kept>)> {
+        match self.settled.kept(slot) {
+            Some(kept) => Ok((self.memory.f32(slot)?, Some(kept))),
+            None => Ok((self.f32(slot)?, None)),
+        }
     }
 
     fn i32(&self, slot: Slot) -> Result<Span<i32>> {

@@ -21,7 +21,8 @@ KERNEL __launch_bounds__(THREADS)
     grouped_any_bwd_weight(OUT* d_weight, const IN* d_out, const IN* inp, const i32* offsets, Fault* fault, u32 rows,
                            u32 experts, u32 ic, u32 oc, u32 adds) {
     const Groups groups = groups_of(offsets, experts, rows, fault);
-    each_weight_tile<BM, BN>(groups, oc, ic, [&](u32 expert, u32 row, u32 column) {
+    WeightTiles<BM, BN>(groups, oc, ic).each([&](const WeightTile& tile) {
+        const auto [expert, row, column] = tile;
         const u64 first = groups.first(expert);
         Result acc;
         zero(acc);

@@ -8,12 +8,14 @@
 // grid   a persistent block on each multiprocessor: a producer warp starts TMA copies, four stages of 128 terms ahead; two consumer
 //        warpgroups multiply, 64x256 of a tile of 128x256 each; needs N % 64 == 0, K % 16 == 0 (K % 128 == 0 where `beside`),
 //        OC % 64 == 0, C % 64 == 0, rows % 16 == 0, arrays at multiples of 16 bytes
+//        d_weight's kernel is also there for pairs of blocks, for an even number of rows of tiles; `squares` as in experts/grouped_wgmma.cu
 // order  a product's terms in order, 32 at a time: repeatable. The tensor cores keep 13 bits of their sums. Sums in f32 are of 128 terms
 //        of theirs each, added in order, of half a tile at a time: with sums of a whole tile beside those of the tensor cores a thread
 //        would need more registers than there are
 //
 // TMA copies begin at multiples of 128 bytes: 16 is what they need, and a fourth of the time is what other lines cost. Terms before the first of an expert and behind its last are those of others, and become
 // zeros in shared memory. What lies outside of an array comes as zeros.
+#define CLUSTER 2
 constexpr int STAGES = 4, STORE_STAGES = 2, EPILOGUE_GROUPS = 0, BYTES = 1;
 #include "common/fp8.cuh"
 #include "experts/grouped_results.cuh"
@@ -41,7 +43,7 @@ DEVICE void keep_terms(const Space& space, u32 stage, u32 first, u32 end) {
 }
 
 // multiply_fast with sums in f32. ENDS: the first `skipped` terms and those beyond the last are not zeros yet.
-template <bool ENDS, class F>
+template <bool ENDS, bool PAIR, class F>
 DEVICE void multiply_exact(float (&sum)[128], const Space& space, Turn& turn, u32 skipped, u32 terms, F meanwhile) {
     const u32 group = threadIdx.x / GROUP - 1;
 #pragma unroll
@@ -61,7 +63,7 @@ DEVICE void multiply_exact(float (&sum)[128], const Space& space, Turn& turn, u3
             wgmma_commit();
             wgmma_wait<0>();
             hold(part);
-            if (h == 1 && threadIdx.x % WARP == 0) barrier_arrive(space.empty + 8 * turn.stage);
+            if (h == 1) release<PAIR>(space.empty + 8 * turn.stage);
 #pragma unroll
             for (int i = 0; i < 64; i++) sum[64 * h + i] += part[i];
         }
@@ -91,7 +93,7 @@ DEVICE void rows_product(const Target& out, const TensorMap& a, const TensorMap&
             float acc[128];
             const auto find = [&] { tile = tiles.at(t); };
             if constexpr (FAST) multiply_fast(acc, space, turn, k, find);
-            else multiply_exact<false>(acc, space, turn, 0, k, find);
+            else multiply_exact<false, false>(acc, space, turn, 0, k, find);
             scale_all(acc, scale);
             write(stores, out, tile.column, tile.row, tile.rows, n - tile.column, acc);
         }
@@ -115,46 +117,62 @@ DEVICE void rows_product(const Target& out, const TensorMap& a, const TensorMap&
 ROWS_KERNEL(grouped_fp8_fast, true)
 ROWS_KERNEL(grouped_fp8_exact, false)
 
-KERNEL __launch_bounds__(THREADS, 1)
-    grouped_fp8_bwd_weight(OUT* d_weight, const __grid_constant__ TensorMap result, const __grid_constant__ TensorMap d_out,
-                           const __grid_constant__ TensorMap inp, const i32* offsets, Fault* fault, u32 rows, u32 experts, u32 ic, u32 oc,
-                           const float* d_out_inverse, const float* inp_inverse, u32 adds) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    const Space space = prepare();
+// d_weight (E,oc,ic) from d_out (oc,rows) and inp (ic,rows), of which the tensor map copies 256 lines, with PAIR 128
+template <bool PAIR>
+DEVICE void weight_product(OUT* d_weight, const TensorMap& result, const TensorMap& d_out, const TensorMap& inp, const i32* offsets,
+                           Fault* fault, u32 rows, u32 experts, u32 ic, u32 oc, float scale, u32 adds, double* squares) {
+    const Space space = prepare<PAIR>();
     const Groups groups = read_groups<BM>(space.groups, offsets, experts, rows, fault);
-    const u32 tall = (oc + BM - 1) / BM, wide = (ic + BN - 1) / BN;
-    const u64 tiles = groups.fine ? (u64)experts * tall * wide : 0;
+    if constexpr (PAIR) cluster_barrier();
+    const WeightTiles<BM, BN, PAIR ? 2 : 1> tiles(groups, oc, ic, PAIR ? cluster_rank() : 0);
     Turn turn;
     if (threadIdx.x < GROUP) {
         fewer_registers<FEW>();
         if (threadIdx.x != 0) return;
-        for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
-            const u32 expert = (u32)(t / (tall * wide)), inside = (u32)(t - (u64)expert * tall * wide);
-            const i32 row = (i32)(inside / wide * BM), column = (i32)(inside % wide * BN);
-            const u32 skipped = groups.first(expert) % TERMS, own = groups.rows(expert);
-            const i32 first = (i32)(groups.first(expert) - skipped);
-            copy_tile<true, true>(space, turn, d_out, inp, {row, first, column, first, own == 0 ? 0 : own + skipped});
-        }
+        tiles.each([&](const WeightTile& tile) {
+            const u32 skipped = groups.first(tile.expert) % TERMS, own = groups.rows(tile.expert);
+            const i32 first = (i32)(groups.first(tile.expert) - skipped), column = (i32)tile.column;
+            const Work work{(i32)tile.row, first, column, first, own == 0 ? 0 : own + skipped};
+            copy_tile<true, true, PAIR, PAIR>(space, turn, d_out, inp, work, column + BN / 2);
+        });
     } else {
         more_registers<MANY>();
         ResultStores stores(space);
-        const float scale = *d_out_inverse * *inp_inverse;
-        for (u64 t = blockIdx.x; t < tiles; t += gridDim.x) {
-            const u32 expert = (u32)(t / (tall * wide)), inside = (u32)(t - (u64)expert * tall * wide);
-            const u32 row = inside / wide * BM, column = inside % wide * BN, terms = groups.rows(expert);
+        LeftSquares left(squares);
+        tiles.each([&](const WeightTile& tile) {
+            const auto [expert, row, column] = tile;
+            const u32 terms = groups.rows(expert);
             OUT* const to = d_weight + ((u64)expert * oc + row) * ic + column;
             if (terms == 0) {
                 if (!adds) write_zeros(to, ic, oc - row, ic - column);
-                continue;
+                left.send();
+                return left.put(tiles.number(tile), 0.0);
             }
             float acc[128];
             const u32 skipped = groups.first(expert) % TERMS;
-            multiply_exact<true>(acc, space, turn, skipped, skipped + terms, [] {});
+            left.send();  // while products run there are no registers for it
+            multiply_exact<true, PAIR>(acc, space, turn, skipped, skipped + terms, [] {});
             scale_all(acc, scale);
             if (adds) add_old(acc, to, ic, oc - row, ic - column);
-            write_weight(stores, result, d_weight, ic, column, expert * oc + row, oc - row, ic - column, acc);
-        }
+            write_weight(stores, result, d_weight, ic, column, expert * oc + row, oc - row, ic - column, acc, left, tiles.number(tile));
+        });
+        left.send();
         stores.close();
+        part<PAIR>();
     }
-#endif
 }
+#define WEIGHT_PRODUCT(PAIR)                                                                                                     \
+    weight_product<PAIR>(d_weight, result, d_out, inp, offsets, fault, rows, experts, ic, oc, *d_out_inverse * *inp_inverse, adds, squares);
+#else
+#define WEIGHT_PRODUCT(PAIR)
+#endif
+
+#define WEIGHT_KERNEL(NAME, PAIR)                                                                                                \
+    NAME(OUT* d_weight, const __grid_constant__ TensorMap result, const __grid_constant__ TensorMap d_out,                       \
+         const __grid_constant__ TensorMap inp, const i32* offsets, Fault* fault, u32 rows, u32 experts, u32 ic, u32 oc,         \
+         const float* d_out_inverse, const float* inp_inverse, u32 adds, double* squares) {                                      \
+        WEIGHT_PRODUCT(PAIR)                                                                                                     \
+    }
+KERNEL __launch_bounds__(THREADS, 1) WEIGHT_KERNEL(grouped_fp8_bwd_weight, false)
+KERNEL CLUSTERED __launch_bounds__(THREADS, 1) WEIGHT_KERNEL(grouped_fp8_bwd_weight_pair, true)

@@ -13,18 +13,16 @@ KERNEL __launch_bounds__(THREADS)
                     u32 k, u32 n, const float* a_inverse, const float* b_inverse, u32 beside) {
     const Groups groups = groups_of(offsets, experts, rows, fault);
     const float scale = *a_inverse * *b_inverse;
-    const u32 columns = (n + BN - 1) / BN;
-    for (u64 t = blockIdx.x; t < (u64)groups.tiles * columns; t += gridDim.x) {
-        const Tile tile = groups.tile(t, columns);
-        const u64 row = groups.first(tile.expert) + (u64)tile.row * BM;
-        const u32 column = tile.column * BN, there = groups.rows(tile.expert) - tile.row * BM;
+    RowTiles<BM, BN>(groups, n).each([&](const RowTile& tile) {
+        const u64 row = tile.row;
+        const u32 column = tile.column, there = tile.rows;
         const u64 stride = beside ? (u64)experts * k : k;
         const Number<RIGHT>* const of = beside ? b + column * stride + (u64)tile.expert * k : b + ((u64)tile.expert * n + column) * k;
         Result acc;
         zero(acc);
         product(acc, Operand<true, Number<LEFT>>{a + row * k, k, there}, Operand<true, Number<RIGHT>>{of, stride, n - column}, k);
         write(out + row * n + column, n, there, n - column, acc, false, scale);
-    }
+    });
 }
 
 KERNEL __launch_bounds__(THREADS)
@@ -32,7 +30,8 @@ KERNEL __launch_bounds__(THREADS)
                                u32 rows, u32 experts, u32 ic, u32 oc, const float* d_out_inverse, const float* inp_inverse, u32 adds) {
     const Groups groups = groups_of(offsets, experts, rows, fault);
     const float scale = *d_out_inverse * *inp_inverse;
-    each_weight_tile<BM, BN>(groups, oc, ic, [&](u32 expert, u32 row, u32 column) {
+    WeightTiles<BM, BN>(groups, oc, ic).each([&](const WeightTile& tile) {
+        const auto [expert, row, column] = tile;
         const u64 first = groups.first(expert);
         Result acc;
         zero(acc);

@@ -4,8 +4,8 @@
 // EPILOGUE_GROUPS those of one more. A file that includes this defines STAGES, STORE_STAGES and EPILOGUE_GROUPS: 48 KB a stage, 16 KB a
 // store stage, together less than 227 KB; and BYTES, those of a term: 2 (bf16) or 1 (8 bits).
 //
-// PAIR: the two blocks of a cluster multiply tiles with the same right operand. Each copies one half of it to both, so that a third less
-// is read from L2: at the power limit that counts, though nobody waits for L2.
+// PAIR: the two blocks of a cluster multiply tiles with the same right operand, or at the same time two that share nothing. Of one that they
+// share each copies one half to both, so that a third less is read from L2: at the power limit that counts, though nobody waits for L2.
 #pragma once
 
 #include "experts/grouped.cuh"
@@ -70,7 +70,29 @@ struct Work {
     i32 a_line, a_term;  // first row (or column) of the result, first term, as places in the tensor of the left operand
     i32 b_line, b_term;
     u32 terms;
+    bool shares = true;  // the right operand with the other block of a pair
 };
+
+// The tiles of BM by WIDE of n columns of experts' rows, for single blocks or for pairs. All threads of the block take part.
+template <bool PAIR, int WIDE>
+DEVICE auto row_tiles(const Space& space, const i32* offsets, Fault* fault, u32 rows, u32 experts, u32 n) {
+    if constexpr (PAIR) {
+        const PairTiles<BM, WIDE> tiles(read_pairs<BM>(space.groups, offsets, experts, rows, fault, (n + WIDE - 1) / WIDE), n,
+                                        cluster_rank());
+        cluster_barrier();
+        return tiles;
+    } else {
+        return RowTiles<BM, WIDE>(read_groups<BM>(space.groups, offsets, experts, rows, fault), n);
+    }
+}
+
+// The other block of a pair arrives at barriers of this one until it has read its last stage: consumers wait for that.
+template <bool PAIR> DEVICE void part() {
+    if constexpr (PAIR) {
+        __syncwarp();
+        cluster_barrier();
+    }
+}
 
 // Producer: starts the copies of a tile. HALVES: the second half of the right operand's lines starts at `second`.
 template <bool A_ALONG, bool B_ALONG, bool HALVES = false, bool PAIR = false>
@@ -83,12 +105,16 @@ DEVICE void copy_tile(const Space& space, Turn& turn, const TensorMap& a, const 
 #pragma unroll
             for (int i = 0; i < BM / 64; i++) tma_load(to_a + i * BOX, a, work.a_line + i * 64, work.a_term + k, full);
         }
-        if constexpr (PAIR) {
-            static_assert(!B_ALONG, "each block copies whole boxes of 64 columns");
-            const int own = (int)cluster_rank() * (BN / 128);
+        if (PAIR && work.shares) {
+            static_assert(!PAIR || !B_ALONG || HALVES, "each block copies one half");
+            const u32 own = cluster_rank();
+            if constexpr (B_ALONG) {
+                tma_load_to(3, to_b + own * (TILE_B / 2), b, work.b_term + k, own == 0 ? work.b_line : second, full);
+            } else {
 #pragma unroll
-            for (int i = 0; i < BN / 128; i++)
-                tma_load_to(3, to_b + (own + i) * BOX, b, work.b_line + (own + i) * 64, work.b_term + k, full);
+                for (u32 i = own * (BN / 128); i < (own + 1) * (BN / 128); i++)
+                    tma_load_to(3, to_b + i * BOX, b, work.b_line + (i32)i * 64, work.b_term + k, full);
+            }
         } else if constexpr (B_ALONG) {
             tma_load(to_b, b, work.b_term + k, work.b_line, full);
             if constexpr (HALVES) tma_load(to_b + TILE_B / 2, b, work.b_term + k, second, full);

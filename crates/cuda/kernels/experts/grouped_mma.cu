@@ -24,7 +24,8 @@ KERNEL __launch_bounds__(THREADS, 2)
     grouped_mma_bwd_weight(OUT* d_weight, const bf16* d_out, const bf16* inp, const i32* offsets, Fault* fault, u32 rows,
                            u32 experts, u32 ic, u32 oc, u32 adds) {
     const Groups groups = groups_of(offsets, experts, rows, fault);
-    each_weight_tile<BM, BN>(groups, oc, ic, [&](u32 expert, u32 row, u32 column) {
+    WeightTiles<BM, BN>(groups, oc, ic).each([&](const WeightTile& tile) {
+        const auto [expert, row, column] = tile;
         const u64 first = groups.first(expert);
         const u32 terms = groups.rows(expert);
         if (terms == 0 && adds) return;

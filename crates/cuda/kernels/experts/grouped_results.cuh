@@ -1,31 +1,95 @@
 // What the consumers of the experts' products on Hopper do with a tile of results: rounded to bf16 and stored by TMA, or in f32 from
-// registers; alone, or added to what is there. A file that includes this defines what grouped_hopper.cuh asks for, and OUT, the type of
+// registers; alone, or added to what is there; and the sum of their squares where the norm of the gradients is wanted. A file that includes this defines what grouped_hopper.cuh asks for, and OUT, the type of
 // the gradient of weights.
 #pragma once
 
 #include "experts/grouped_hopper.cuh"
+#include "optimizer/squares.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// The part of the tile at column x, row y that exists: `rows` and `columns`.
-template <int J = 0>
-DEVICE void write(ResultStores& stores, const Target& to, u32 x, u32 y, u32 rows, u32 columns, const float (&acc)[128]) {
+struct Unseen {
+    DEVICE void operator()(const u32 (&)[8][2]) const {}
+};
+
+// The part of the tile at column x, row y that exists: `rows` and `columns`. `seen(pairs)` is called with each 64 columns of it, while they
+// are on their way out.
+template <int J = 0, class F = Unseen>
+DEVICE void write(ResultStores& stores, const Target& to, u32 x, u32 y, u32 rows, u32 columns, const float (&acc)[128], F seen = {}) {
     if constexpr (J < BN / BK) {
         u32 pairs[8][2];
         rounded<J>(pairs, acc);
-        if (J * BK < columns) stores.write(to, x + J * BK, y + own_rows(), (i32)rows - (i32)own_rows(), pairs);
-        write<J + 1>(stores, to, x, y, rows, columns, acc);
+        if (J * BK < columns) {
+            stores.write(to, x + J * BK, y + own_rows(), (i32)rows - (i32)own_rows(), pairs);
+            seen(pairs);
+        }
+        write<J + 1>(stores, to, x, y, rows, columns, acc, seen);
+    }
+}
+
+// The sum of the squares of a thread's 32 of 64 columns, in f32: 8 at a time, then these; WIDE: in f64.
+template <bool WIDE> DEVICE double squares_of(const u32 (&pairs)[8][2]) {
+    double sum = 0.0;
+    float few[4] = {};
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const u32 pair = pairs[i / 2][i % 2];
+        const float a = low(pair), b = high(pair);
+        if constexpr (WIDE) sum += (double)a * (double)a + (double)b * (double)b;
+        else few[i / 4] = __fmaf_rn(b, b, __fmaf_rn(a, a, few[i / 4]));
+    }
+    return WIDE ? sum : (double)((few[0] + few[1]) + (few[2] + few[3]));
+}
+
+// The same of all columns that exist.
+template <int J = 0> DEVICE double wide_squares(const float (&acc)[128], u32 columns) {
+    if constexpr (J == BN / BK) {
+        return 0.0;
+    } else {
+        if (J * BK >= columns) return 0.0;
+        u32 pairs[8][2];
+        rounded<J>(pairs, acc);
+        return squares_of<true>(pairs) + wide_squares<J + 1>(acc, columns);
     }
 }
 
 DEVICE u32 own_row() { return own_rows() + threadIdx.x % WARP / 4; }
 
-// f32 is stored from registers.
+// The sums of squares that a consumer warp leaves, one for each tile of a gradient, where `squares` is not null; never for f32. Lanes are added up
+// while the next tile is multiplied.
+struct LeftSquares {
+    double* squares;
+    double* at = nullptr;  // where the sum of the last tile goes
+    double own = 0.0;
+
+    DEVICE explicit LeftSquares(double* squares) : squares(sizeof(OUT) == 4 ? nullptr : squares) {}
+
+    // This lane's part of tile t.
+    DEVICE void put(u64 t, double sum) {
+        at = squares == nullptr ? nullptr : squares + t * CONSUMERS + own_rows() / 16;
+        own = sum;
+    }
+
+    DEVICE void send() {
+        if (at == nullptr) return;
+        const double sum = warp_sum(own);
+        if (threadIdx.x % WARP == 0) *at = sum;
+        at = nullptr;
+    }
+};
+
+// Tile t. f32 is stored from registers.
 DEVICE void write_weight(ResultStores& stores, const TensorMap& map, bf16* at, u64 stride, u32 x, u32 y, u32 rows, u32 columns,
-                         const float (&acc)[128]) {
-    write(stores, {map, at, stride}, x, y, rows, columns, acc);
+                         const float (&acc)[128], LeftSquares& left, u64 t) {
+    const bool counts = left.squares != nullptr && own_rows() < rows;  // of a warpgroup's 64 rows all exist or none does
+    double sum = 0.0;
+    write(stores, {map, at, stride}, x, y, rows, columns, acc, [&](const u32 (&pairs)[8][2]) {
+        if (counts) sum += squares_of<false>(pairs);
+    });
+    if (counts && !is_exact(sum)) sum = wide_squares(acc, columns);
+    left.put(t, sum);
 }
 DEVICE void write_weight(ResultStores&, const TensorMap&, float* at, u64 stride, u32 x, u32 y, u32 rows, u32 columns,
-                         const float (&acc)[128]) {
+                         const float (&acc)[128], LeftSquares&, u64) {
     float* const to = at + y * stride + x;
 #pragma unroll
     for (int h = 0; h < 2; h++) {

@@ -62,11 +62,11 @@ DEVICE void write_halves(ResultStores& stores, const Target& to, u32 x, u32 f, u
 
 // out (rows,2F) and act (rows,F) from inp (rows,k) and the experts' weights (2F,k). `multiply(acc, space, turn, meanwhile)` is the product of
 // a tile.
-template <class Act, class F>
+template <bool PAIR = false, class Act, class F>
 DEVICE void swiglu_product(const Target& out, Act act, const TensorMap& inp, const TensorMap& weight, const i32* offsets, Fault* fault,
                            u32 rows, u32 experts, u32 f, u32 k, F multiply) {
-    const Space space = prepare();
-    const RowTiles<BM, HALF> tiles(read_groups<BM>(space.groups, offsets, experts, rows, fault), f);
+    const Space space = prepare<PAIR>();
+    const auto tiles = row_tiles<PAIR, HALF>(space, offsets, fault, rows, experts, f);
     const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     Turn turn;
     if (threadIdx.x < GROUP || threadIdx.x >= 3 * GROUP) {
@@ -74,7 +74,7 @@ DEVICE void swiglu_product(const Target& out, Act act, const TensorMap& inp, con
         if (threadIdx.x == 0) {
             tiles.each([&](const RowTile& tile) {
                 const i32 line = (i32)(tile.expert * 2 * f + tile.column);
-                copy_tile<true, true, true>(space, turn, inp, weight, {(i32)tile.row, 0, line, 0, k}, line + (i32)f);
+                copy_tile<true, true, true, PAIR>(space, turn, inp, weight, {(i32)tile.row, 0, line, 0, k, tile.shares}, line + (i32)f);
             });
         } else if (warp > 0) {
             const u32 mine = warp < GROUP / WARP ? warp - 1 : warp - 2 * GROUP / WARP - 1;
@@ -99,7 +99,7 @@ DEVICE void swiglu_product(const Target& out, Act act, const TensorMap& inp, con
         ResultStores stores(space);
         const u32 consumer = warp - GROUP / WARP;
         u32 parity = 1;
-        for (u64 t = blockIdx.x; t < tiles.count; t += gridDim.x, parity ^= 1) {
+        for (u64 t = tiles.first(); t < tiles.count; t += tiles.stride(), parity ^= 1) {
             RowTile tile;
             float acc[128];
             multiply(acc, space, turn, [&] { tile = tiles.at(t); });
@@ -109,6 +109,7 @@ DEVICE void swiglu_product(const Target& out, Act act, const TensorMap& inp, con
             if (lane == 0) barrier_arrive(space.filled + 8 * consumer);
         }
         stores.close();
+        part<PAIR>();
     }
 }
 #endif

@@ -3,13 +3,13 @@
 //        halt that is not 0 changes nothing
 //        GRAD gradients; the other types are in state.cuh
 // moves  n·(sizeof(GRAD) + 2·sizeof(MASTER) + 4·sizeof(MOMENT)) bytes, with bf16 parameters 2·n more, with i16 4·n; bound: memory
-// grid   a block takes 2048 elements, a thread 8: 4 of each half, so that every access of a warp is one stretch, or 8 in a
-//        row where state has 16 bits, so that its accesses have 16 bytes; any n
+// grid   a block takes 2048 elements, a thread 8: 4 of each half, so that every access of a warp is one stretch; where state has 16
+//        bits a block takes 1024 and a thread 8 in a row, so that its accesses have 16 bytes; any n
 // order  elementwise; rounding as in state.cuh
 #include "optimizer/state.cuh"
 
-constexpr int THREADS = 256;
 constexpr int HALVES = 8 / N;
+constexpr int THREADS = HALVES == 1 ? 128 : 256;
 
 // What all elements of a step share.
 struct Step : StepKey {
@@ -93,7 +93,7 @@ KERNEL __launch_bounds__(THREADS) adamw(PARAM* params, MASTER* master, const GRA
     update_block(params, master, grads, moment1, moment2, norm, decays, scalars, block, n);
 }
 
-// Up to 2048 elements, whose second moments are `skipped` elements closer to the start of their pool.
+// The elements of a block or fewer, whose second moments are `skipped` elements closer to the start of their pool.
 struct Tile {
     u64 first, end, skipped;
 };

@@ -2,11 +2,13 @@
 //        of the step reported a fault (a router that met a NaN), else 0
 // moves  n·sizeof(GRAD) bytes; bound: memory
 // grid   grad_norm_parts: a block for each piece of 65,536 elements; grad_norm_total: one block; any n
+//        Where kernels have left sums of squares of the gradients that they wrote (experts/grouped_results.cuh), grad_norm_left adds those
+//        up, a block for each 8,192 of a tensor, and grad_norm_rest has a block for each piece of what lies between these tensors
 // order  each thread its vectors of a piece in order, a tree over the block, then over the pieces: the same on every device, and
-//        whichever rank has a piece.
+//        whichever rank has a piece. Sums that were left are of a warp's part of a tile, and a block's threads take every 512th
 //        f64, so that tiny and huge gradients neither vanish nor overflow. 8 squares of bf16, which are exact in f32, are
 //        added there first; a thread whose sum shows that f32 was too narrow for them reads its part again, all in f64
-#include "common/prelude.cuh"
+#include "optimizer/squares.cuh"
 
 constexpr int THREADS = 512;
 constexpr int N = Vec<GRAD>::N;
@@ -37,14 +39,41 @@ template <bool WIDE> DEVICE double sum_of_squares(const GRAD* grads, u64 n) {
     return sum;
 }
 
-KERNEL __launch_bounds__(THREADS) grad_norm_parts(double* parts, const GRAD* grads, u64 all) {
+// The sum over a piece, in thread 0.
+DEVICE double piece_sum(const GRAD* grads, u64 n) {
     __shared__ double shared[THREADS];
-    const u64 start = blockIdx.x * PIECE, n = all - start < PIECE ? all - start : PIECE;
-    grads += start;
     double sum = sum_of_squares<sizeof(GRAD) == 4>(grads, n);
-    // f32 rounds squares below 2⁻¹²⁶, which do not count in a sum of 2⁻⁸⁰ or more, and makes those beyond 3.4e38 infinite,
-    // and with them the sum.
-    if (sizeof(GRAD) == 2 && !(sum >= 8.3e-25 && sum <= 1e300)) sum = sum_of_squares<true>(grads, n);
+    if (sizeof(GRAD) == 2 && !is_exact(sum)) sum = sum_of_squares<true>(grads, n);
+    block_sum_f64<THREADS>(sum, shared);
+    return sum;
+}
+
+KERNEL __launch_bounds__(THREADS) grad_norm_parts(double* parts, const GRAD* grads, u64 all) {
+    const u64 start = blockIdx.x * PIECE, n = all - start < PIECE ? all - start : PIECE;
+    const double sum = piece_sum(grads + start, n);
+    if (threadIdx.x == 0) parts[blockIdx.x] = sum;
+}
+
+// Where the part of a block begins, and how many there are of it.
+struct Stretch {
+    u64 first, count;
+};
+
+// Stretches of gradients, up to PIECE elements each.
+KERNEL __launch_bounds__(THREADS) grad_norm_rest(double* parts, const GRAD* grads, const Stretch* stretches) {
+    const Stretch own = stretches[blockIdx.x];
+    const double sum = piece_sum(grads + own.first, own.count);
+    if (threadIdx.x == 0) parts[blockIdx.x] = sum;
+}
+
+// Stretches of sums, by the address of the first.
+KERNEL __launch_bounds__(THREADS) grad_norm_left(double* parts, const Stretch* stretches) {
+    __shared__ double shared[THREADS];
+    const Stretch own = stretches[blockIdx.x];
+    const double* const sums = reinterpret_cast<const double*>(own.first);
+    double sum = 0.0;
+#pragma unroll 4
+    for (u64 i = threadIdx.x; i < own.count; i += THREADS) sum += sums[i];
     block_sum_f64<THREADS>(sum, shared);
     if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }

@@ -19,7 +19,7 @@ impl Engine for CudaEngine {
     fn memory(&self) -> MemoryUse {
         let (held, peak) = self.device.held();
         MemoryUse {
-            allocated: self.memory.allocated() + self.scratch.allocated(),
+            allocated: self.memory.allocated() + self.scratch_bytes(),
             by_category: self.memory_by_category(),
             free: self.device.memory().ok().map(|(free, _)| free),
             freed: peak.saturating_sub(held),

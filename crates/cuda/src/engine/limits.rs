@@ -7,6 +7,7 @@ use crate::launch::Launch;
 use crate::measure::{self, fill_with_noise, full_grid, mean_ms};
 use crate::memory::{Counters, Memory, Scratch};
 use crate::op::Lower;
+use crate::squares::Squares;
 use crate::{Error, Result};
 use ironhorse_core::op::LinearFwd;
 use ironhorse_core::{Builder, DType, Program, Slot};
@@ -93,6 +94,8 @@ impl CudaEngine {
             fault: self.fault.address(),
             stream: &self.stream,
             partials: &mut None,
+            squares: &mut Squares::default(),
+            summed: &mut Vec::new(),
             micro_step: 0,
             op: 0,
             out: &mut launches,

@@ -5,6 +5,7 @@ use crate::Result;
 use crate::device::{Buffer, Device, Event, Graph, Stream};
 use crate::launch::Launch;
 use crate::memory::Counters;
+use ironhorse_core::Slot;
 use ironhorse_core::ranks::{Lane, Turn};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -24,6 +25,9 @@ pub(crate) struct Lowered {
     /// Whether recording has failed: then it runs launch by launch.
     eager: bool,
     runs: u32,
+    /// The gradients that the ops write, and those of them whose sums of squares they leave.
+    pub(super) written: Vec<Slot>,
+    pub(super) summed: Vec<Slot>,
     /// Positions the scalar `position` must stay below.
     pub(super) context: Option<usize>,
 }

@@ -20,11 +20,12 @@ use crate::memory::{Memory, Scratch};
 use crate::op::sample::{Row, sample};
 use crate::op::{self, Libraries, Lower, Partials};
 use crate::scalars::{FAULT_BYTES, SCALAR_BYTES, fault_text, scalar_block};
+use crate::squares::Squares;
 use crate::staging::Staging;
 use crate::{Cache, Error, Result, Settings};
 use ironhorse_core::ranks::{Lane, Turn, turns};
 use ironhorse_core::{
-    DType, DeviceDescription, HostMemory, Layout, Pending, Program, Scalars, Slot, TokenChoice,
+    DType, DeviceDescription, HostMemory, Layout, Pending, Pool, Program, Scalars, Slot, TokenChoice,
     check_host_bytes, check_host_len,
 };
 use lowered::{Lanes, Made};
@@ -43,6 +44,7 @@ pub struct CudaEngine {
     pub(crate) lowered: HashMap<Key, Lowered>,
     pub(crate) libraries: Libraries,
     pub(crate) scratch: Scratch,
+    squares: Squares,
     pub(crate) memory: Memory,
     pub(crate) scalars: Buffer,
     scalars_held: Option<[u8; SCALAR_BYTES]>,
@@ -68,6 +70,8 @@ pub(crate) struct Key {
     /// Ops that run beside them.
     beside: Vec<Range<usize>>,
     later: bool,
+    /// Gradients whose sums of squares were there before: how the norm is made depends on them.
+    summed: Vec<Slot>,
 }
 
 /// Results on their way to the host: a ring of pinned words, each with the fault block beside it.
@@ -106,6 +110,7 @@ impl CudaEngine {
             lowered: HashMap::new(),
             libraries: Libraries::new(cache),
             scratch: Scratch::default(),
+            squares: Squares::default(),
             memory: Memory::default(),
             scalars: Buffer::new(device, SCALAR_BYTES)?,
             scalars_held: None,
@@ -128,6 +133,7 @@ impl CudaEngine {
         let mut lowered = Lowered::default();
         let (mut lanes, mut made) = (Lanes::default(), Vec::new());
         let mut partials: Option<Partials> = None;
+        let mut summed = key.summed.clone();
         for turn in turns(program.nodes(), key.ops.clone(), &key.beside) {
             let turn = match self.exchange {
                 Some(_) => turn,
@@ -136,6 +142,10 @@ impl CudaEngine {
             let op = &program.nodes()[turn.op].op;
             let out = lanes.of(turn.lane);
             let first = out.len();
+            for slot in op.writes().filter(|slot| slot.pool == Pool::Grads) {
+                summed.retain(|of| !of.overlaps(&slot));
+                lowered.written.push(slot);
+            }
             let mut cx = Lower {
                 device: self.device,
                 settings: &self.settings,
@@ -152,6 +162,8 @@ impl CudaEngine {
                 fault: self.fault.address(),
                 stream: &self.stream,
                 partials: &mut partials,
+                squares: &mut self.squares,
+                summed: &mut summed,
                 micro_step: scalars.added(),
                 op: turn.op,
                 out,
@@ -161,6 +173,7 @@ impl CudaEngine {
             lowered::join(&mut made);
             lowered.context = [lowered.context, op.positions()].into_iter().flatten().min();
         }
+        lowered.summed = summed;
         lowered.arrange(self.device, lanes, &made)?;
         tracing::debug!(
             "ops {:?} and {} ranges beside them became {} launches in {:?}",
@@ -179,6 +192,7 @@ impl CudaEngine {
         self.lowered.clear();
         self.scratch.keep_largest();
         self.exchange_scratch.keep_largest();
+        self.squares.clear();
         done
     }
 
@@ -210,7 +224,9 @@ impl CudaEngine {
         }
         self.device.make_current()?;
         self.set_scalars(scalars)?;
-        let key = Key { program: program.id(), ops, beside: beside.to_vec(), later: scalars.added() > 0 };
+        let nodes = [&ops].into_iter().chain(beside).flat_map(|ops| &program.nodes()[ops.clone()]);
+        let (later, summed) = (scalars.added() > 0, self.squares.before(nodes));
+        let key = Key { program: program.id(), ops, beside: beside.to_vec(), later, summed };
         if !self.lowered.contains_key(&key) {
             self.lower(program, &key, scalars)?;
         }
@@ -234,8 +250,25 @@ impl CudaEngine {
         let Some(lowered) = self.lowered.get_mut(&key) else { return Ok(()) };
         let streams =
             Streams { main: &self.stream, exchange: self.exchange.as_ref().unwrap_or(&self.stream) };
-        lowered.run(streams, self.settings.graphs)?;
+        let done = lowered.run(streams, self.settings.graphs);
+        self.note_squares(&key);
+        if done.is_err() {
+            self.squares.distrust();
+        }
+        done?;
         self.libraries.nccl.as_ref().map_or(Ok(()), |nccl| nccl.mark(&self.stream))
+    }
+
+    /// Notes which gradients a range that was run has written, and whose sums of squares it has left.
+    fn note_squares(&mut self, key: &Key) {
+        if let Some(lowered) = self.lowered.get(key) {
+            self.squares.ran(&lowered.written, &lowered.summed);
+        }
+    }
+
+    /// Bytes that ops share.
+    fn scratch_bytes(&self) -> usize {
+        self.scratch.allocated() + self.exchange_scratch.allocated() + self.squares.allocated()
     }
 
     fn check_ranks(&self) -> Result<()> {
@@ -271,6 +304,7 @@ impl CudaEngine {
     /// Copies a slot's bytes to the device; `fill(range, to)` writes each piece of them.
     fn upload(&mut self, slot: Slot, fill: impl FnMut(Range<usize>, &mut [u8])) -> Result<()> {
         self.device.make_current()?;
+        self.squares.overwritten(slot);
         let to = self.memory.address(slot)?;
         self.staging.upload(&self.stream, to, slot.bytes(), fill)
     }

@@ -28,6 +28,7 @@ impl CudaEngine {
             Some(timed) => record.extend(timed),
             None => record.extend(self.with_events(key)?),
         }
+        self.note_squares(key);
         Ok(self.synchronize()?)
     }
 
@@ -92,7 +93,7 @@ impl CudaEngine {
     pub(crate) fn memory_by_category(&self) -> Vec<(String, usize)> {
         let mut all: Vec<(String, usize)> =
             Pool::ALL.iter().map(|&pool| (pool.name().to_owned(), self.memory.bytes(pool))).collect();
-        all.push(("scratch".into(), self.scratch.allocated() + self.exchange_scratch.allocated()));
+        all.push(("scratch".into(), self.scratch_bytes()));
         let constants = self.lowered.values().flat_map(|lowered| &lowered.constants);
         let counters: usize = self.lowered.values().map(|lowered| lowered.counters.allocated()).sum();
         all.push(("constants".into(), counters + constants.map(crate::device::Buffer::bytes).sum::<usize>()));

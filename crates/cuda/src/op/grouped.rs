@@ -9,14 +9,18 @@ use crate::{Error, Result};
 use ironhorse_core::op::{Gate, GroupedLinearBwdInput, GroupedLinearBwdWeight, GroupedLinearFwd, SwigluFwd};
 use ironhorse_core::{DType, Slot};
 
-/// Names the fastest kernels that may run: `any`, `mma` or `wgmma`.
+/// Names the fastest kernels that may run: `any`, `mma`, `wgmma` (without pairs of blocks) or `pairs`.
 const CHOICE: &str = "IRONHORSE_GROUPED";
 /// Columns of a TMA copy: `BK` of experts/grouped_hopper.cuh.
 pub(super) const BOX: usize = 64;
 /// Rows of a TMA store of results: those of `STORE_TILE` of experts/grouped_hopper.cuh.
 const STORE_ROWS: u32 = 16;
+/// Warps that multiply: `CONSUMERS` of experts/grouped_hopper.cuh.
+pub(super) const CONSUMERS: usize = 8;
 /// Shared memory of a block of a Hopper.
 pub(super) const HOPPER_SHARED: usize = 227 << 10;
+/// Rows of an expert, on average, from which on pairs of blocks share its weights: most of its tiles of 128 rows have one below them.
+const PAIR_ROWS: usize = 512;
 /// The most experts: their offsets are held in shared memory.
 pub(super) const MOST_EXPERTS: usize = 2048;
 
@@ -66,9 +70,13 @@ impl Path {
         }
     }
 
-    fn name(self, step: Step) -> &'static str {
+    fn name(self, step: Step, pairs: bool) -> &'static str {
         match (self, step) {
+            (_, Step::Swiglu) if pairs => "grouped_swiglu_fwd_pair",
             (_, Step::Swiglu) => "grouped_swiglu_fwd",
+            (_, Step::Fwd) if pairs => "grouped_wgmma_fwd_pair",
+            (_, Step::BwdInput) if pairs => "grouped_wgmma_bwd_input_pair",
+            (_, Step::BwdWeight) if pairs => "grouped_wgmma_bwd_weight_pair",
             (Self::Any, Step::Fwd) => "grouped_any_fwd",
             (Self::Any, Step::BwdInput) => "grouped_any_bwd_input",
             (Self::Any, Step::BwdWeight) => "grouped_any_bwd_weight",
@@ -147,9 +155,13 @@ impl Groups {
         self.rows / tall + self.experts.min(self.rows)
     }
 
-    /// Whether two blocks share the right operand of a gradient of weights: there is an even number of rows of tiles.
-    fn in_pairs(&self) -> bool {
-        self.oc.div_ceil(Path::Wgmma.tile()[0]).is_multiple_of(2)
+    /// Whether two blocks of a cluster share the right operand: of a gradient of weights if there is an even number of rows of tiles, of
+    /// other products if experts have many rows.
+    fn in_pairs(&self, step: Step) -> bool {
+        match step {
+            Step::BwdWeight => self.oc.div_ceil(Path::Wgmma.tile()[0]).is_multiple_of(2),
+            _ => self.rows >= PAIR_ROWS * self.experts,
+        }
     }
 
     /// The most tiles there can be.
@@ -161,6 +173,11 @@ impl Groups {
             Step::BwdWeight => self.experts * self.oc.div_ceil(tall) * self.ic.div_ceil(wide),
         }
     }
+}
+
+/// Whether pairs of blocks may be used.
+pub(super) fn may_pair() -> bool {
+    std::env::var(CHOICE).map_or(true, |choice| choice != "wgmma")
 }
 
 /// The kernels for a product, by its sizes and by where what it reads and writes begins.
@@ -180,21 +197,22 @@ fn launch(
 ) -> Result<()> {
     let addresses = slots.iter().map(|slot| cx.ptr(*slot)).collect::<Result<Vec<_>>>()?;
     let path = path_of(cx, g, &slots[..3])?;
+    let pairs = path == Path::Wgmma && g.in_pairs(step) && may_pair();
     let args = Args::new();
     let args = if path == Path::Wgmma {
         let args = mapped_result(cx, args, slots[0])?;
-        mapped_operands(cx, args, step, [slots[1], slots[2]])?
+        mapped_operands(cx, args, |which| box_rows(step, which, pairs), [slots[1], slots[2]])?
     } else {
         args.ptr(addresses[0]).ptr(addresses[1]).ptr(addresses[2])
     };
     let args = args.ptr(addresses[3]).ptr(cx.fault).u32s([g.rows, g.experts, g.ic, g.oc]);
-    let pairs = path == Path::Wgmma && step == Step::BwdWeight && g.in_pairs();
-    let name = if pairs { "grouped_wgmma_bwd_weight_pair" } else { path.name(step) };
+    let name = path.name(step, pairs);
     let (threads, shared) = (path.threads(), path.shared(g.experts));
     let function = cx.kernel(&path.spec(step, g.dtype, slots[0].dtype)?, name)?;
     let resident = (cx.device.info.sms * function.blocks_per_sm(threads, shared)?.max(1)) as usize;
-    let resident = if pairs { resident / 2 * 2 } else { resident };
-    let blocks = g.tiles(step, path.tile()).min(resident);
+    let tiles = g.tiles(step, path.tile());
+    // The last tiles of an expert may be one without another.
+    let blocks = if pairs { (tiles + g.experts).min(resident) / 2 * 2 } else { tiles.min(resident) };
     cx.launch_function(name, function, Grid::linear(blocks, threads).shared(shared), more(args));
     Ok(())
 }
@@ -208,9 +226,15 @@ pub(super) fn mapped_result(cx: &Lower<'_>, args: Args, slot: Slot) -> Result<Ar
     Ok(args.words(&matrix(cx, slot)?.tensor_map(cx.device, STORE_ROWS)?))
 }
 
-fn mapped_operands(cx: &Lower<'_>, args: Args, step: Step, operands: [Slot; 2]) -> Result<Args> {
+/// The tensor maps of operands, `rows(which)` at a time of each.
+fn mapped_operands(
+    cx: &Lower<'_>,
+    args: Args,
+    rows: impl Fn(usize) -> u32,
+    operands: [Slot; 2],
+) -> Result<Args> {
     operands.into_iter().enumerate().try_fold(args, |args, (which, slot)| {
-        Ok(args.words(&matrix(cx, slot)?.tensor_map(cx.device, box_rows(step, which))?))
+        Ok(args.words(&matrix(cx, slot)?.tensor_map(cx.device, rows(which))?))
     })
 }
 
@@ -219,12 +243,13 @@ pub(super) fn matrix(cx: &Lower<'_>, slot: Slot) -> Result<Matrix> {
     Ok(Matrix { at: cx.ptr(slot)?, rows: slot.numel() / cols, cols, bytes: slot.dtype.size() })
 }
 
-/// Rows of a TMA copy of an operand: a whole tile if they are rows or columns of the result, 64 if they are terms of its sums.
-fn box_rows(step: Step, operand: usize) -> u32 {
+/// Rows of a TMA copy of an operand: a whole tile if they are rows or columns of the result, or what one block of a pair copies of it, and
+/// 64 if they are terms of its sums.
+fn box_rows(step: Step, operand: usize, pairs: bool) -> u32 {
     match (step, operand) {
         (Step::Fwd | Step::Swiglu | Step::BwdInput, 0) => 128,
-        (Step::Fwd, _) => 256,
-        (Step::Swiglu, _) => 128, // gates, and as many ups
+        (Step::Fwd, _) if !pairs => 256,
+        (Step::Fwd | Step::Swiglu, _) => 128, // gates, and as many ups
         _ => BOX as u32,
     }
 }
@@ -259,7 +284,13 @@ pub(crate) fn grouped_linear_bwd_weight(cx: &mut Lower<'_>, op: &GroupedLinearBw
         return Ok(());
     }
     let adds = cx.adds(op.accum);
-    launch(cx, &g, Step::BwdWeight, [op.d_weight, op.d_out, op.inp, op.offsets], |args| args.u32(adds.into()))
+    let slots = [op.d_weight, op.d_out, op.inp, op.offsets];
+    if path_of(cx, &g, &slots[..3])? != Path::Wgmma {
+        return launch(cx, &g, Step::BwdWeight, slots, |args| args.u32(adds.into()));
+    }
+    let sums = g.tiles(Step::BwdWeight, Path::Wgmma.tile()) * CONSUMERS;
+    let squares = if adds { None } else { cx.squares_for(op.d_weight, sums)? };
+    launch(cx, &g, Step::BwdWeight, slots, |args| args.u32(adds.into()).ptr(squares.unwrap_or(0)))
 }
 
 pub(super) fn specs() -> Vec<Spec> {
@@ -294,8 +325,17 @@ mod tests {
     }
 
     #[test]
+    fn two_blocks_share_an_operand_where_experts_have_many_rows() {
+        let of = |step| [65_536, 8192, 8191].map(|rows| Groups { rows, ..MODEL }.in_pairs(step));
+        for step in [Step::Fwd, Step::Swiglu, Step::BwdInput] {
+            assert_eq!(of(step), [true, true, false], "{step:?}");
+        }
+        assert_eq!(of(Step::BwdWeight), [true; 3], "rows are terms");
+    }
+
+    #[test]
     fn two_blocks_share_an_operand_where_rows_of_tiles_come_in_pairs() {
-        let of = |oc| Groups { oc, ..MODEL }.in_pairs();
+        let of = |oc| Groups { oc, ..MODEL }.in_pairs(Step::BwdWeight);
         assert!(of(12_288) && of(768) && of(256) && of(192), "the last tile may have fewer rows");
         assert!(!of(64) && !of(128) && !of(384) && !of(320));
     }

@@ -1,7 +1,7 @@
 //! Products of 8-bit numbers of many experts.
 
 use super::fp8::{ahead, are_apart, format_name, is_plain, is_read_later, needs_fp8};
-use super::grouped::{MOST_EXPERTS, Path, mapped_result, matrix};
+use super::grouped::{CONSUMERS, MOST_EXPERTS, Path, mapped_result, matrix, may_pair};
 use super::lower::Lower;
 use crate::args::{Args, Grid};
 use crate::kernels::Spec;
@@ -34,6 +34,8 @@ struct Product {
     flag: bool,
     /// Whether experts/grouped_fp8.cu takes the sizes.
     whole: bool,
+    /// Whether the result is a gradient of weights.
+    is_gradient: bool,
 }
 
 impl Product {
@@ -73,13 +75,38 @@ impl Product {
         let formats = self.formats()?;
         let path = self.path(cx, formats)?;
         let spec = spec(path, formats, self.slots[0].dtype)?;
-        let args =
-            if path == Path::Wgmma { self.mapped(cx, path.tile()[1])? } else { cx.pointers(&self.slots)? };
-        let name = self.kernels[usize::from(path == Path::Any)];
+        let pairs = path == Path::Wgmma && self.in_pairs() && may_pair();
+        // each block of a pair copies one half
+        let lines = path.tile()[1] / if pairs { 2 } else { 1 };
+        let args = if path == Path::Wgmma { self.mapped(cx, lines)? } else { cx.pointers(&self.slots)? };
+        let name = match path {
+            _ if pairs => "grouped_fp8_bwd_weight_pair",
+            Path::Any => self.kernels[1],
+            _ => self.kernels[0],
+        };
         let flag = self.flag;
+        let squares = if path == Path::Wgmma && self.is_gradient { Some(self.squares(cx)?) } else { None };
         self.launch_kernel(cx, (path, path.threads()), (&spec, name), args, |_, args| {
-            Ok(args.u32(flag.into()))
+            let args = args.u32(flag.into());
+            Ok(match squares {
+                Some(at) => args.ptr(at),
+                None => args,
+            })
         })
+    }
+
+    /// Whether two blocks of a cluster share the right operand: of a gradient of weights with an even number of rows of tiles.
+    fn in_pairs(&self) -> bool {
+        self.is_gradient && self.sizes[1].div_ceil(Path::Wgmma.tile()[0]).is_multiple_of(2)
+    }
+
+    /// Where experts/grouped_fp8.cu leaves the sums of squares of a gradient of weights, or null.
+    fn squares(&self, cx: &mut Lower<'_>) -> Result<u64> {
+        if self.flag {
+            return Ok(0); // it is added to
+        }
+        let sums = (self.tiles)(self, Path::Wgmma.tile()) * CONSUMERS;
+        Ok(cx.squares_for(self.slots[0], sums)?.unwrap_or(0))
     }
 
     /// The result, and what TMA needs to know of it and of the operands, of the right one `lines` at a time.
@@ -108,6 +135,7 @@ impl Product {
         let function = cx.kernel(spec, name)?;
         let resident = (cx.device.info.sms * function.blocks_per_sm(threads, shared)?.max(1)) as usize;
         let blocks = (self.tiles)(self, path.tile()).min(resident);
+        let blocks = if self.in_pairs() { blocks / 2 * 2 } else { blocks };
         cx.launch_function(name, function, Grid::linear(blocks, threads).shared(shared), args);
         Ok(())
     }
@@ -174,6 +202,7 @@ fn rows_of(op: &GroupedFp8) -> Product {
         kernels: [if op.fast { "grouped_fp8_fast" } else { "grouped_fp8_exact" }, "grouped_fp8_any"],
         flag: op.beside,
         whole: whole && op.out.dtype == DType::BF16,
+        is_gradient: false,
     }
 }
 
@@ -192,6 +221,7 @@ pub(crate) fn grouped_fp8_bwd_weight(cx: &mut Lower<'_>, op: &GroupedFp8BwdWeigh
         kernels: ["grouped_fp8_bwd_weight", "grouped_fp8_any_bwd_weight"],
         flag: cx.adds(op.accum),
         whole: [oc, ic].iter().all(|size| size.is_multiple_of(STORE)),
+        is_gradient: true,
     };
     product.launch(cx)
 }

@@ -7,6 +7,7 @@ use crate::gemm::{Step, workspace_limit};
 use crate::kernels::{Kernel, Spec};
 use crate::launch::{KernelLaunch, Launch, LibraryCall, Work};
 use crate::memory::{Counters, Memory, Scratch};
+use crate::squares::{Squares, Sums, covers, norm_follows};
 use crate::{Result, Settings};
 use ironhorse_core::op::{Accum, Op};
 use ironhorse_core::{Program, Slot};
@@ -31,6 +32,10 @@ pub(crate) struct Lower<'a> {
     pub stream: &'a Stream,
     /// Sums of columns that an op before this one left in scratch memory.
     pub partials: &'a mut Option<Partials>,
+    /// Where sums of squares of gradients are.
+    pub squares: &'a mut Squares,
+    /// The gradients whose sums of squares are there when this op begins.
+    pub summed: &'a mut Vec<Slot>,
     /// The micro-step this lowering is for: in later ones gradients are added to.
     pub micro_step: u32,
     /// Index of the op being lowered.
@@ -104,6 +109,25 @@ impl Lower<'_> {
         let sums = |op: &Op| matches!(op, Op::LinearBwdWeight(op) if op.d_out == slot && op.d_bias.is_some());
         let mut until = next.take_while(|op| sums(op) || !op.writes().any(|to| to.overlaps(&slot)));
         until.any(sums)
+    }
+
+    /// Where the op leaves `count` sums of squares of a gradient that it overwrites, if the norm of all gradients is made of them.
+    pub fn squares_for(&mut self, slot: Slot, count: usize) -> Result<Option<u64>> {
+        if !norm_follows(self.program, self.op, slot) {
+            return Ok(None);
+        }
+        let sums = self.squares.place(self.device, slot, count)?;
+        self.summed.push(slot);
+        Ok(Some(sums.at))
+    }
+
+    /// The parts of these gradients whose sums of squares are there, in the order of memory.
+    pub fn summed_of(&self, grads: Slot) -> Vec<(Slot, Sums)> {
+        let parts = self.summed.iter().filter(|slot| covers(&grads, slot));
+        let mut all: Vec<_> =
+            parts.filter_map(|slot| self.squares.of(*slot).map(|sums| (*slot, sums))).collect();
+        all.sort_by_key(|(slot, _)| slot.offset);
+        all
     }
 
     /// Constant data on the device.

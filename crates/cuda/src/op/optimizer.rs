@@ -5,15 +5,18 @@ use super::lower::Lower;
 use crate::Result;
 use crate::args::{Args, Grid};
 use crate::kernels::Spec;
+use crate::squares::Sums;
 use ironhorse_core::op::{AdamW, GradNorm};
 use ironhorse_core::ranks::PIECE_ELEMENTS;
-use ironhorse_core::{DType, Param, Pool, Precision, Update};
+use ironhorse_core::{DType, Param, Pool, Precision, Slot, Update};
+use std::ops::Range;
 
 /// `THREADS` of optimizer/grad_norm.cu.
 const NORM_THREADS: u32 = 512;
-/// Elements and threads of a block of optimizer/adamw.cu.
-const ADAM_BLOCK: usize = 2048;
-const ADAM_THREADS: u32 = 256;
+/// Sums that a block of `grad_norm_left` adds up.
+const LEFT_SUMS: usize = 8192;
+/// Elements of a thread of optimizer/adamw.cu.
+const ADAM_ELEMENTS: usize = 8;
 /// Elements that share a bit of the decay map. Parameters start at multiples of this (64 bytes at most 4 wide).
 const STRIDE: usize = 16;
 
@@ -28,6 +31,12 @@ fn adamw_spec(p: Precision) -> Result<Spec> {
     spec.define("MASTER", master).typed("MOMENT", p.moments)
 }
 
+/// Elements and threads of a block of optimizer/adamw.cu: fewer where state has 16 bits.
+fn adamw_block(p: Precision) -> (usize, u32) {
+    let threads = if p.has_residual() || p.moments.size() == 2 { 128 } else { 256 };
+    (ADAM_ELEMENTS * threads, threads as u32)
+}
+
 /// The element types that an update meets.
 fn precision_of(op: &AdamW) -> Precision {
     let master = op.master.map_or(DType::F32, |slot| slot.dtype);
@@ -36,6 +45,12 @@ fn precision_of(op: &AdamW) -> Precision {
 }
 
 pub(crate) fn grad_norm(cx: &mut Lower<'_>, op: &GradNorm) -> Result<()> {
+    if op.slices.is_none() {
+        let summed = cx.summed_of(op.grads);
+        if !summed.is_empty() {
+            return norm_of_sums(cx, op, &summed);
+        }
+    }
     let (n, spec) = (op.grads.numel(), norm_spec(op.grads.dtype)?);
     let count = n.div_ceil(PIECE_ELEMENTS).max(1);
     let parts = cx.scratch(count * size_of::<f64>())?;
@@ -55,9 +70,55 @@ pub(crate) fn grad_norm(cx: &mut Lower<'_>, op: &GradNorm) -> Result<()> {
     if let Some(slices) = op.slices {
         share_pieces(cx, slices, n, parts)?;
     }
+    norm_total(cx, op, parts, count)
+}
+
+/// The norm and `halt` from the sums of all pieces.
+fn norm_total(cx: &mut Lower<'_>, op: &GradNorm, parts: u64, count: usize) -> Result<()> {
     let args = cx.pointers(&[op.norm, op.halt, op.loss])?;
     let args = args.ptr(cx.fault).ptr(parts).u32(count as u32);
-    cx.launch(&spec, "grad_norm_total", Grid::linear(1, NORM_THREADS), args)
+    cx.launch(&norm_spec(op.grads.dtype)?, "grad_norm_total", Grid::linear(1, NORM_THREADS), args)
+}
+
+/// The norm where ops have left sums of squares of some gradients, which are not read again.
+fn norm_of_sums(cx: &mut Lower<'_>, op: &GradNorm, summed: &[(Slot, Sums)]) -> Result<()> {
+    let spec = norm_spec(op.grads.dtype)?;
+    let size = op.grads.dtype.size();
+    let places: Vec<Range<usize>> = summed
+        .iter()
+        .map(|(slot, _)| (slot.offset - op.grads.offset) / size..(slot.end() - op.grads.offset) / size)
+        .collect();
+    let gaps = between(op.grads.numel(), &places);
+    let rest = gaps.into_iter().flat_map(|gap| stretches((gap.start as u64, 1), gap.len(), PIECE_ELEMENTS));
+    let left = summed.iter().flat_map(|(_, sums)| stretches((sums.at, 8), sums.count, LEFT_SUMS));
+    let (rest, left): (Vec<_>, Vec<_>) = (rest.collect(), left.collect());
+    let count = rest.len() + left.len();
+    let parts = cx.scratch(count * size_of::<f64>())?;
+    if !rest.is_empty() {
+        let args = Args::new().ptr(parts).ptr(cx.ptr(op.grads)?).ptr(cx.upload(&rest.concat())?);
+        cx.launch(&spec, "grad_norm_rest", Grid::linear(rest.len(), NORM_THREADS), args)?;
+    }
+    let behind = parts + (rest.len() * size_of::<f64>()) as u64;
+    let args = Args::new().ptr(behind).ptr(cx.upload(&left.concat())?);
+    cx.launch(&spec, "grad_norm_left", Grid::linear(left.len(), NORM_THREADS), args)?;
+    norm_total(cx, op, parts, count)
+}
+
+/// `Stretch` of optimizer/grad_norm.cu for each block, of at most so many: where it begins and how many there are, which are `step` apart.
+fn stretches((first, step): (u64, u64), count: usize, most: usize) -> impl Iterator<Item = [u8; 16]> {
+    (0..count).step_by(most).map(move |at| {
+        let words = [first + at as u64 * step, most.min(count - at) as u64];
+        let mut bytes = [0; 16];
+        bytes.as_chunks_mut().0.iter_mut().zip(words).for_each(|(to, word)| *to = word.to_le_bytes());
+        bytes
+    })
+}
+
+/// What lies between ranges of 0..n that ascend and do not overlap.
+fn between(n: usize, ranges: &[Range<usize>]) -> Vec<Range<usize>> {
+    let ends = std::iter::once(0).chain(ranges.iter().map(|range| range.end));
+    let starts = ranges.iter().map(|range| range.start).chain([n]);
+    ends.zip(starts).map(|(end, start)| end..start).filter(|gap| !gap.is_empty()).collect()
 }
 
 pub(crate) fn adamw(cx: &mut Lower<'_>, op: &AdamW) -> Result<()> {
@@ -72,7 +133,9 @@ pub(crate) fn adamw(cx: &mut Lower<'_>, op: &AdamW) -> Result<()> {
     let master = op.master.unwrap_or(op.params);
     let slots = [op.params, master, op.grads, op.moment1, op.moment2, op.norm, op.halt];
     let args = cx.pointers(&slots)?.ptr(decays).ptr(cx.scalars);
-    let tiles = tiles(cx.program.params());
+    let p = precision_of(op);
+    let (block, threads) = adamw_block(p);
+    let tiles = tiles(cx.program.params(), block);
     if let Some(tiles) = tiles {
         let count = tiles.len() / 3;
         if count == 0 {
@@ -80,16 +143,10 @@ pub(crate) fn adamw(cx: &mut Lower<'_>, op: &AdamW) -> Result<()> {
         }
         let bytes: Vec<u8> = tiles.iter().flat_map(|word| word.to_le_bytes()).collect();
         let args = args.ptr(cx.upload(&bytes)?);
-        return cx.launch(
-            &adamw_spec(precision_of(op))?,
-            "adamw_tiles",
-            Grid::linear(count, ADAM_THREADS),
-            args,
-        );
+        return cx.launch(&adamw_spec(p)?, "adamw_tiles", Grid::linear(count, threads), args);
     }
     let args = args.u64(n as u64);
-    let grid = Grid::linear(n.div_ceil(ADAM_BLOCK), ADAM_THREADS);
-    cx.launch(&adamw_spec(precision_of(op))?, "adamw", grid, args)
+    cx.launch(&adamw_spec(p)?, "adamw", Grid::linear(n.div_ceil(block), threads), args)
 }
 
 /// AdamW on a slice. Elements keep their numbers in the whole pools, which decide how they are rounded: the kernel gets the
@@ -102,17 +159,17 @@ fn adamw_slice(cx: &mut Lower<'_>, op: &AdamW) -> Result<()> {
         args = args.ptr(cx.ptr(slot)?.wrapping_sub((first * slot.dtype.size()) as u64));
     }
     let args = cx.append(args, &[Some(op.norm), Some(op.halt)])?.ptr(decays).ptr(cx.scalars);
-    let tiles =
-        (first..first + n).step_by(ADAM_BLOCK).flat_map(|at| [at, (at + ADAM_BLOCK).min(first + n), 0]);
+    let p = precision_of(op);
+    let (block, threads) = adamw_block(p);
+    let tiles = (first..first + n).step_by(block).flat_map(|at| [at, (at + block).min(first + n), 0]);
     let bytes: Vec<u8> = tiles.flat_map(|word| (word as u64).to_le_bytes()).collect();
     let args = args.ptr(cx.upload(&bytes)?);
-    let grid = Grid::linear(n.div_ceil(ADAM_BLOCK), ADAM_THREADS);
-    cx.launch(&adamw_spec(precision_of(op))?, "adamw_tiles", grid, args)
+    cx.launch(&adamw_spec(p)?, "adamw_tiles", Grid::linear(n.div_ceil(block), threads), args)
 }
 
-/// `Tile` of optimizer/adamw.cu for each block, if another optimizer has some of the parameters: first and last element,
+/// `Tile` of optimizer/adamw.cu for each block of so many elements, if another optimizer has some of the parameters: first and last element,
 /// and how many elements before it have no second moment. Neighbours make one stretch, gaps between them included.
-fn tiles(params: &[Param]) -> Option<Vec<u64>> {
+fn tiles(params: &[Param], block: usize) -> Option<Vec<u64>> {
     let mut stretches: Vec<(std::ops::Range<usize>, usize)> = Vec::new();
     for param in params {
         let Update::AdamW { skipped } = param.update else { continue };
@@ -125,7 +182,7 @@ fn tiles(params: &[Param]) -> Option<Vec<u64>> {
     let alone = params.iter().all(|param| matches!(param.update, Update::AdamW { .. }));
     let blocks = |(stretch, skipped): (std::ops::Range<usize>, usize)| {
         let end = stretch.end;
-        stretch.step_by(ADAM_BLOCK).flat_map(move |first| [first, (first + ADAM_BLOCK).min(end), skipped])
+        stretch.step_by(block).flat_map(move |first| [first, (first + block).min(end), skipped])
     };
     (!alone).then(|| stretches.into_iter().flat_map(blocks).map(|word| word as u64).collect())
 }
@@ -161,7 +218,19 @@ pub(super) fn specs() -> Vec<Spec> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ironhorse_core::{Shape, Slot};
+    use ironhorse_core::Shape;
+
+    #[test]
+    fn what_ops_have_not_summed_is_read_in_pieces() {
+        assert_eq!(between(100, &[10..30, 30..40, 64..100]), [0..10, 40..64]);
+        assert_eq!(between(100, &[0..60, 60..100]), []);
+        let words =
+            |bytes: [u8; 16]| bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let of = |first, count, most| stretches(first, count, most).map(words).collect::<Vec<Vec<u64>>>();
+        assert_eq!(of((40, 1), 24, 10), [[40, 10], [50, 10], [60, 4]]);
+        assert_eq!(of((1 << 40, 8), 20, 10), [[1 << 40, 10], [(1 << 40) + 80, 10]]);
+        assert_eq!(of((7, 1), 0, 10), [[0; 2]; 0]);
+    }
 
     #[test]
     fn only_strides_of_decayed_parameters_are_marked() {
@@ -190,7 +259,7 @@ mod tests {
                 b.muon_group([("w", [100, 10], 1)], true); // 5024 to 6032
             }
             b.param("c", [3], false);
-            tiles(b.finish().unwrap().params())
+            tiles(b.finish().unwrap().params(), 2048)
         };
         assert_eq!(tiles_of(false), None);
         let found = tiles_of(true).unwrap();

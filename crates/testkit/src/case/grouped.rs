@@ -7,7 +7,7 @@ use ironhorse_core::op::{Accum, GroupedLinearBwdInput, GroupedLinearBwdWeight, G
 /// Rows of each expert, C, OC.
 type Groups = (&'static [usize], usize, usize);
 
-const SHAPES: [Groups; 17] = [
+const SHAPES: [Groups; 18] = [
     (&[1], 1, 1),
     (&[1, 1, 1], 129, 33),
     (&[31, 0, 33], 5, 33),
@@ -25,14 +25,16 @@ const SHAPES: [Groups; 17] = [
     (&[2, 2], 768, 1024),
     (&[130, 0, 3, 200], 128, 384),
     (&[0, 500, 12], 31, 50),
+    (&[520], 64, 256), // so many rows that pairs of blocks multiply them, and an odd number of tiles
 ];
 
 /// Sizes of real models.
-const WIDE: [Groups; 4] = [
+const WIDE: [Groups; 5] = [
     (&[100, 0, 300, 112], 768, 1536),
     (&[128, 128], 3072, 768),
     (&[1, 1, 1, 1], 768, 12_288),
     (&[300, 0, 724], 64, 12_800), // several whole tiles for every block of a large GPU
+    (&[700, 0, 1029], 64, 640),   // pairs, with an odd number of columns of tiles
 ];
 
 pub(super) fn cases(p: Precision) -> Vec<Case> {
