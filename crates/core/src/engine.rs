@@ -165,8 +165,7 @@ pub trait Engine: Send {
     fn read(&mut self, slot: Slot, out: HostSliceMut<'_>) -> Result<()>;
 
     /// Says that these programs alone will run, and that the weights they read do not change any more: an engine may keep them in an order that
-    /// it reads faster. What else is asked for is done as before, only slower: it puts them back. Where products round
-    /// their operands, settled weights may be rounded in products of few rows too, which are not otherwise: settle again for the same answers.
+    /// it reads faster. What else is asked for is done as before, only slower: it puts them back.
     fn settle(&mut self, _programs: &[&Program]) -> Result<()> {
         Ok(())
     }
