@@ -7,7 +7,8 @@
 `--make` writes a model of random weights (the speed does not depend on them) for where there are none: gpt2, or 8b,
 the shape of Qwen3-8B. Every answer goes on to its last token (`ignore_eos`), prompts are tokens, and the clock of a
 client starts before it connects. transformers runs the same prompts, one at a time, then all as one batch. The two take
-turns: a round is one client and all clients of the server, then the same of transformers. Figures are medians of the
+turns: a round is one client and all clients of the server, then the same of transformers; both models are in memory all
+the time. Figures are medians of the
 rounds, and `times_as_fast` compares the two round by round.
 
 `together.tokens_per_s` is all tokens by all of the time, prompts included; `together.writing_tokens_per_s` is the rate
@@ -334,13 +335,16 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def measure(args: argparse.Namespace, folder: Path, prompts: list[list[int]]) -> dict[str, Any]:
     """Rounds of both in turns, so that a machine whose speed changes is as fast for one as for the other."""
-    model = None if args.alone else Transformers(args, folder)
     server = Server(args, folder)
     ours: list[Figures] = []
     theirs: list[Figures] = []
     everyone = prompts[: args.clients]
     try:
-        server.ask(prompts[0], 4)  # once before the clock
+        model = None if args.alone else Transformers(args, folder)
+        # once before the clock, alone and together
+        server.ask(prompts[0], 4)
+        with concurrent.futures.ThreadPoolExecutor(args.clients) as pool:
+            list(pool.map(lambda prompt: server.ask(prompt, 4), everyone))
         if model:
             model.write(prompts[:1], 2)
             model.write(everyone, 2)

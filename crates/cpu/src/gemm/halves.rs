@@ -2,7 +2,8 @@
 //!
 //! A weight of n rows and k columns stays in its place, in panels of 16 rows. The first half of a panel is bf16, `[k / 2][rows][2]`: a
 //! tile has 32 steps and follows the one before it, as the unit reads them. The second half has what rounding took away, in the same
-//! order (`split_master`), so that the floats can be had again.
+//! order (`split_master`), so that the floats can be had again; every NaN becomes one NaN. Weights are rounded to the nearest, ties away
+//! from 0, because of which nothing is lost.
 //!
 //! order  the unit adds two neighbouring products at a time to each element of c, over all of k. So the bits depend neither on the
 //! threads nor on the other rows.

@@ -47,7 +47,7 @@ impl Kept {
         }
     }
 
-    /// Undoes [`Kept::pack`]: every float is what it was.
+    /// Undoes [`Kept::pack`]: every number is what it was.
     ///
     /// # Safety
     /// As [`Kept::pack`], for the same instructions and a weight that it packed.

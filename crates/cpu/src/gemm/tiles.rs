@@ -242,6 +242,10 @@ impl KeptBlock {
         let first = ((block * self.steps + step) * PANELS + tile) * lines;
         for line in first..first + lines {
             let (stream, along) = (line % (CUTS * PANELS), line / (CUTS * PANELS));
+            // Of more than 16 blocks the last have nothing left to fetch.
+            if along * LINE >= cut {
+                return;
+            }
             let at = stream % PANELS * self.panel + stream / PANELS * cut + along * LINE;
             // SAFETY: an address is not followed, only asked for.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(self.ahead.wrapping_add(at).cast()) };

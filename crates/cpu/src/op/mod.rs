@@ -48,7 +48,7 @@ pub struct Ctx<'a> {
     pub partials: &'a mut Vec<f64>,
     pub counts: &'a mut Vec<i32>,
     pub tables: &'a mut RopeTables,
-    /// Weights in panels.
+    /// Weights that are packed.
     pub settled: &'a Settled,
     pub ranks: &'a dyn Communicator,
     pub program: &'a Program,

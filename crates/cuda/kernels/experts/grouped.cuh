@@ -137,8 +137,11 @@ template <u32 BM, u32 BN, u32 BLOCKS = 1> struct WeightTiles {
         return ((u64)tile.expert * tall * BLOCKS + tile.row / BM) * wide + tile.column / BN;
     }
 
+    DEVICE u64 first() const { return blockIdx.x / BLOCKS; }
+    DEVICE u64 stride() const { return gridDim.x / BLOCKS; }
+
     template <class F> DEVICE void each(F f) const {
-        for (u64 t = blockIdx.x / BLOCKS; t < count; t += gridDim.x / BLOCKS) f(at(t));
+        for (u64 t = first(); t < count; t += stride()) f(at(t));
     }
 };
 

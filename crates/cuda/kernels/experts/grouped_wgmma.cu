@@ -70,20 +70,22 @@ DEVICE void weight_product(OUT* d_weight, const TensorMap& result, const TensorM
         more_registers<MANY>();
         ResultStores stores(space);
         LeftSquares left(squares);
-        tiles.each([&](const WeightTile& tile) {
+        for (u64 t = tiles.first(); t < tiles.count; t += tiles.stride()) {  // in `each` f32 would spill registers
+            const WeightTile tile = tiles.at(t);
             const auto [expert, row, column] = tile;
             const u32 terms = groups.rows(expert);
             OUT* const to = d_weight + ((u64)expert * oc + row) * ic + column;
             if (terms == 0) {
                 if (!adds) write_zeros(to, ic, oc - row, ic - column);
                 left.send();
-                return left.put(tiles.number(tile), 0.0);
+                left.put(tiles.number(tile), 0.0);
+                continue;
             }
             float acc[128];
             multiply<false, false, PAIR>(acc, space, turn, terms, [&] { left.send(); });
             if (adds) add_old(acc, to, ic, oc - row, ic - column);
             write_weight(stores, result, d_weight, ic, column, expert * oc + row, oc - row, ic - column, acc, left, tiles.number(tile));
-        });
+        }
         left.send();
         stores.close();
         part<PAIR>();

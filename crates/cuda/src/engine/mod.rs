@@ -133,7 +133,9 @@ impl CudaEngine {
         let mut lowered = Lowered::default();
         let (mut lanes, mut made) = (Lanes::default(), Vec::new());
         let mut partials: Option<Partials> = None;
+        // Where the launches were just forgotten there are no sums any more.
         let mut summed = key.summed.clone();
+        summed.retain(|slot| self.squares.of(*slot).is_some());
         for turn in turns(program.nodes(), key.ops.clone(), &key.beside) {
             let turn = match self.exchange {
                 Some(_) => turn,

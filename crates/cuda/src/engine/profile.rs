@@ -17,19 +17,27 @@ impl CudaEngine {
     /// Runs the ops without a graph and times each kernel: with CUPTI where it is there, else with events.
     pub(crate) fn record_kernels(&mut self, key: &Key, record: &mut Vec<Timed>) -> Result<()> {
         self.stream.synchronize()?;
-        let recorded = match Recorder::start() {
-            Ok(recorder) => self.with_cupti(key, recorder)?,
+        match self.timed(key) {
+            Ok(timed) => record.extend(timed),
             Err(error) => {
-                tracing::info!("kernels are timed with events: {error}");
-                None
+                self.squares.distrust(); // some of the kernels may have run
+                return Err(error);
             }
-        };
-        match recorded {
-            Some(timed) => record.extend(timed),
-            None => record.extend(self.with_events(key)?),
         }
         self.note_squares(key);
         Ok(self.synchronize()?)
+    }
+
+    fn timed(&mut self, key: &Key) -> Result<Vec<Timed>> {
+        match Recorder::start() {
+            Ok(recorder) => {
+                if let Some(timed) = self.with_cupti(key, recorder)? {
+                    return Ok(timed);
+                }
+            }
+            Err(error) => tracing::info!("kernels are timed with events: {error}"),
+        }
+        self.with_events(key)
     }
 
     /// The device's own record of each kernel; `None` if CUPTI recorded nothing that we asked for.
