@@ -25,7 +25,7 @@ const SHAPES: [Groups; 18] = [
     (&[2, 2], 768, 1024),
     (&[130, 0, 3, 200], 128, 384),
     (&[0, 500, 12], 31, 50),
-    (&[520], 64, 256), // so many rows that pairs of blocks multiply them, and an odd number of tiles
+    (&[600], 64, 256), // so many rows that pairs of blocks multiply them, and an odd number of tiles
 ];
 
 /// Sizes of real models.
