@@ -33,7 +33,7 @@ os.environ.setdefault("IRONHORSE_PYTHON_PREFIX", sys.prefix)
 # Without torch and jit: `import *` should need nothing that may be missing, and not hide another `torch`.
 __all__ = ["Code", "IronhorseError", "Model", "__version__", "export", "load", "nn", "ops", "save", "verify"]
 
-# Not at import: the command and the file formats need neither numpy's start-up time nor the native module.
+# Imported when first used: the command and the file formats need neither numpy's start-up time nor the native module.
 _MODULES = ("export", "jit", "nn", "ops", "torch")
 _FUNCTIONS = {"Model": ".model", "load": ".bridge.load", "save": ".bridge.save", "verify": ".bridge.verify"}
 

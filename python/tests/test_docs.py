@@ -336,6 +336,17 @@ def anchors(page: Path) -> set[str]:
     return found
 
 
+def test_named_paths_exist():
+    """Paths of the tree in backticks; capitals stand for a name to fill in."""
+    tops = "crates|python|docs|scripts|benches|recipes|examples|fuzz"
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/benchmarks/*.md")]:
+        if page.name == "log.md":  # it speaks of what the tree was
+            continue
+        for path in re.findall(rf"`((?:{tops})/[^`\s]*)`", page.read_text()):
+            if not re.search(r"[A-Z]{4}|<|…", path.replace("README", "").replace("CONTRIBUTING", "")):
+                assert any(ROOT.glob(path.rstrip("/"))), f"{page.relative_to(ROOT)}: {path} does not exist"
+
+
 def test_links_lead_somewhere_and_the_index_has_every_page():
     pages = [*PAGES, ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/adr/*.md"), ROOT / "docs" / "benchmarks" / "README.md"]
     for page in pages:

@@ -165,7 +165,8 @@ pub trait Engine: Send {
     fn read(&mut self, slot: Slot, out: HostSliceMut<'_>) -> Result<()>;
 
     /// Says that these programs alone will run, and that the weights they read do not change any more: an engine may keep them in an order that
-    /// it reads faster. What else is asked for is done as before, only slower: it puts them back.
+    /// it reads faster. What else is asked for is done as before, only slower: it puts them back. Where products round their operands, settled
+    /// weights are rounded in products of few rows too, and others are not: settle again to get the same answers after that.
     fn settle(&mut self, _programs: &[&Program]) -> Result<()> {
         Ok(())
     }

@@ -10,7 +10,7 @@
 
 use ironhorse_core::Operands;
 use ironhorse_cpu::buffer::Buffer;
-use ironhorse_cpu::gemm::{Beta, Gemm, Kept, MatMut, MatRef, Workspace, gemm};
+use ironhorse_cpu::gemm::{Arrangement, Beta, Gemm, Kept, MatMut, MatRef, Workspace, gemm};
 use ironhorse_cpu::isa::Isa;
 use ironhorse_cpu::team::Team;
 use std::time::Instant;
@@ -105,7 +105,16 @@ fn serving(
     for (c, oc, _, weight, _) in layers.iter().filter(|_| order == "kept") {
         let size = [*oc, *c];
         // SAFETY: the weight has so many floats.
-        unsafe { Kept::of(isa, operands, size).pack(&team, &mut ws, isa, (weight.start(), size)) }.unwrap();
+        unsafe {
+            Kept::of(isa, operands, size).bring(
+                Arrangement::Packed,
+                &team,
+                &mut ws,
+                isa,
+                (weight.start(), size),
+            )
+        }
+        .unwrap();
     }
     println!("{:>5} {:>16} {:>8} {:>8}", "rows", "ms", "GB/s", "GFLOP/s");
     for &m in rows {

@@ -1,9 +1,9 @@
 //! Weights that do not change any more, kept in the order in which products read them.
 
-use crate::gemm::{Kept, Workspace};
+use crate::gemm::{Arrangement, Kept, Workspace};
 use crate::isa::Isa;
 use crate::memory::Memory;
-use crate::team::{TaskPanic, Team};
+use crate::team::Team;
 use ironhorse_core::op::{Arg, EmbeddingFwd, LinearFwd, Op};
 use ironhorse_core::{DType, Operands, Pool, Program, Slot};
 
@@ -57,7 +57,7 @@ impl Settled {
         }
         for slot in found {
             let kept = Kept::of(packer.isa, packer.operands, [slot.shape.rows(), slot.shape.cols()]);
-            packer.run((slot, kept), true)?;
+            packer.bring((slot, kept), Arrangement::Packed)?;
             self.weights.push((slot, kept));
         }
         self.programs = programs.iter().map(|program| program.id()).collect();
@@ -67,7 +67,7 @@ impl Settled {
     /// Puts weights that share memory with the slot back in the order of their elements.
     pub fn undo(&mut self, packer: &mut Packer<'_>, slot: Slot) -> ironhorse_core::Result<()> {
         while let Some(one) = self.meeting(slot) {
-            packer.run(one, false)?;
+            packer.bring(one, Arrangement::Rows)?;
             self.weights.retain(|weight| *weight != one);
         }
         Ok(())
@@ -83,15 +83,11 @@ impl Settled {
 }
 
 impl Packer<'_> {
-    fn run(&mut self, (slot, kept): (Slot, Kept), packs: bool) -> ironhorse_core::Result<()> {
-        let weight = self.memory.f32(slot)?.ptr();
-        let (size, Self { team, isa, .. }) = ([slot.shape.rows(), slot.shape.cols()], &*self);
+    fn bring(&mut self, (slot, kept): (Slot, Kept), to: Arrangement) -> ironhorse_core::Result<()> {
+        let weight = (self.memory.f32(slot)?.ptr(), [slot.shape.rows(), slot.shape.cols()]);
         // SAFETY: the engine is held alone, so nobody uses the slot meanwhile; it has rows × columns floats.
-        let done: Result<(), TaskPanic> = unsafe {
-            let run = if packs { Kept::pack } else { Kept::unpack };
-            run(kept, team, self.workspace, *isa, (weight, size))
-        };
-        done.map_err(crate::op::engine_error)
+        unsafe { kept.bring(to, self.team, self.workspace, self.isa, weight) }
+            .map_err(crate::op::engine_error)
     }
 }
 

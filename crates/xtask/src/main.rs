@@ -55,7 +55,7 @@ const COMMANDS: [Command; 9] = [
     },
     Command {
         name: "kernels",
-        summary: "every CUDA kernel compiled for every architecture: registers, shared memory, spills",
+        summary: "every CUDA kernel compiled, for two architectures or with --all for six: registers, shared memory, spills",
         help: kernels::HELP,
         run: kernels::run,
     },

@@ -28,8 +28,8 @@ enum DataCommand {
     Show(ShowArgs),
 }
 
-/// Shows the first samples: their text, coloured by what is learned, their ids, and where learning begins and ends; of text the
-/// first documents
+/// Shows the first samples: their text, coloured by what is trained on, their ids, and where that begins and ends; of plain text
+/// the first documents
 #[derive(Args)]
 #[command(after_help = "Examples:\n  ironhorse data show --data chat.jsonl --tokenizer Qwen/Qwen3-0.6B\n  \
     ironhorse data show --data chat.jsonl --tokenizer runs/base --template chatml.jinja --mask completion --count 1\n  \
@@ -47,7 +47,7 @@ struct ShowArgs {
     tokenizer: PathBuf,
     #[command(flatten)]
     template: TemplateArgs,
-    /// Cut samples after so many tokens; of text [default: 512] show so many of each document
+    /// Cut samples after N tokens; of text, show the first N of each document [default there: 512]
     #[arg(long, help_heading = heading::DATA, value_name = "N", value_parser = number::count::<usize>)]
     context: Option<usize>,
     /// How many samples to show
@@ -74,7 +74,7 @@ struct Report {
     template: Option<String>,
     mask: &'static str,
     context: Option<usize>,
-    /// Of all that was read: what is shown, or the whole.
+    /// Of everything that was read: the samples that are shown, or all.
     counts: Counts,
     samples: Vec<Shown>,
 }
@@ -153,7 +153,7 @@ fn show(args: &ShowArgs) -> Result<Outcome> {
 fn show_texts(args: &ShowArgs, inputs: &[Input], chat: &Chat) -> Result<Outcome> {
     if args.template.mask.is_some() || args.template.template.is_some() {
         bail!(
-            "{}: of text everything is learned; --mask and --template go with chats",
+            "{}: every token of plain text is trained on; --mask and --template are for chats",
             inputs[0].path.display()
         );
     }

@@ -53,7 +53,7 @@ fn documents_of_text_are_shown_with_their_boundaries() {
     assert!(cut.ends_with("2 documents, 10 tokens, all learned\n") && !cut.contains("c.txt"), "{cut}");
     let first = place.does(&format!("{show} --count 1")).text();
     assert!(first.ends_with("\n1 documents, 4 tokens, all learned\n"), "{first}");
-    place.refuses(&format!("{show} --mask none"), &["a.txt: of text everything is learned"]);
+    place.refuses(&format!("{show} --mask none"), &["a.txt: every token of plain text is trained on"]);
 }
 
 #[test]

@@ -17,34 +17,53 @@ pub enum Act {
 
 /// The properties of an activation besides its formula.
 struct Facts {
-    name: &'static str,
-    /// Names of the forward and the backward op.
-    ops: [&'static str; 2],
+    names: Names,
     /// Floating-point operations per element, forward and backward.
     flops: [u64; 2],
     numerics: Numerics,
     /// The largest relevant condition number x·f'(x)/f(x): by how much a relative error of the input grows in the
     /// output.
     gain: f64,
+    /// Whether results have about the size of the input at most, and the derivative is about 1 at most.
+    bounded: bool,
+}
+
+/// What an activation is called.
+struct Names {
+    name: &'static str,
+    /// The forward and the backward op.
+    ops: [&'static str; 2],
+    /// The kernels of both whose results have 8 bits.
+    quantizing: [&'static str; 2],
+}
+
+macro_rules! names {
+    ($name:literal) => {
+        Names {
+            name: $name,
+            ops: [concat!($name, "_fwd"), concat!($name, "_bwd")],
+            quantizing: [concat!("quantize_", $name, "_fwd"), concat!("quantize_", $name, "_bwd")],
+        }
+    };
 }
 
 const GELU: Facts = Facts {
-    name: "gelu",
-    ops: ["gelu_fwd", "gelu_bwd"],
+    names: names!("gelu"),
     flops: [20, 30],
     // A few rounding errors and a tanh per element; 1 + tanh cancels for negative inputs, but those results are small.
     numerics: Numerics::new(Arithmetic::Elementwise(1e-6)).fast_tanh(),
     // The largest for positive x; results for negative x are small and contribute little to the error of a tensor.
     gain: 1.3,
+    bounded: true,
 };
 
 const RELU2: Facts = Facts {
-    name: "relu2",
-    ops: ["relu2_fwd", "relu2_bwd"],
+    names: names!("relu2"),
     flops: [2, 3],
     // One rounded product; the backward has one more, and doubling is exact.
     numerics: Numerics::new(Arithmetic::Elementwise(2e-7)),
     gain: 2.0,
+    bounded: false,
 };
 
 impl Act {
@@ -60,12 +79,22 @@ impl Act {
 
     /// The name, as in configurations.
     pub const fn name(self) -> &'static str {
-        self.facts().name
+        self.facts().names.name
     }
 
     /// The names of its forward and its backward op, which their kernels have too.
     pub const fn ops(self) -> [&'static str; 2] {
-        self.facts().ops
+        self.facts().names.ops
+    }
+
+    /// The names of the kernels that compute its forward and its backward in 8 bits.
+    pub const fn quantizing(self) -> [&'static str; 2] {
+        self.facts().names.quantizing
+    }
+
+    /// Whether its results and gradients are about as large as what they are computed from, at most.
+    pub const fn is_bounded(self) -> bool {
+        self.facts().bounded
     }
 
     /// The activation of this name.
@@ -95,7 +124,7 @@ const fn op_names(which: usize) -> [&'static str; Act::ALL.len()] {
     let mut names = [""; Act::ALL.len()];
     let mut i = 0;
     while i < names.len() {
-        names[i] = Act::ALL[i].facts().ops[which];
+        names[i] = Act::ALL[i].ops()[which];
         i += 1;
     }
     names
@@ -161,10 +190,7 @@ mod tests {
     fn every_activation_is_found_by_its_name_and_names_its_ops() {
         for &act in Act::ALL {
             assert_eq!(Act::parse(act.name()), Some(act));
-            for (op, suffix) in act.facts().ops.iter().zip(["_fwd", "_bwd"]) {
-                assert_eq!(*op, act.name().to_owned() + suffix);
-                assert!(Op::NAMES.contains(op));
-            }
+            assert!(act.ops().iter().all(|op| Op::NAMES.contains(op)));
         }
         assert_eq!(Act::parse("tanh"), None);
         assert!(!Op::NAMES.contains(&"act_fwd"));

@@ -12,11 +12,11 @@ pub const LANES: usize = 32;
 /// Elements of a block: several blocks fit into the L1 cache together.
 pub const BLOCK: usize = 512;
 
-/// How long a sum in the type of sums may become before it joins an f64 total.
+/// How many elements are summed in the accumulator's type before their sum joins an f64 total.
 pub trait Order {
     /// Elements per sum.
     const BLOCK: usize;
-    /// The lanes of the two sums of a layer norm's row.
+    /// Whether a layer norm sums its rows in half of the lanes.
     const NARROW: bool;
 }
 
@@ -39,7 +39,7 @@ impl Order for Blocks {
 /// outputs\[i\] = f(inputs\[i\]) for every i. An output may be the same window as an input: elements are read before they are
 /// written. An output that is not given is not written.
 ///
-/// A single output that is apart from the inputs is written by one loop, which the compiler can find out not to overlap. All
+/// A single output that is apart from the inputs is written by one loop, of which the compiler can see that nothing overlaps. All
 /// else goes by [`LANES`] elements that are read, computed and written one group after the other.
 ///
 /// # Safety
@@ -63,7 +63,7 @@ pub unsafe fn map<T: Elem, const IN: usize, const OUT: usize>(
     }
     let mut first = 0;
     while first < len {
-        // Both calls have their number of elements known to the compiler but for the last.
+        // The number of elements is a constant for the compiler in every call but the last.
         // SAFETY: guaranteed by the caller; first + the number is at most the length of the windows.
         unsafe {
             if len - first >= LANES {
@@ -177,7 +177,7 @@ pub fn totals<T: Elem, const IN: usize, const OUT: usize, const W: usize>(
             }
             first += W;
         }
-        // Half of the lanes at once where there are so many: rows of 16 elements are nothing else.
+        // If half of the lanes are left, they are added at once: rows of 16 elements need only this.
         let mut lane = 0;
         if end - first >= W / 2 {
             for i in 0..W / 2 {

@@ -9,10 +9,10 @@
 //! threads nor on the other rows.
 
 use super::Workspace;
-use super::kept::Weight;
+use super::kept::{Arrangement, Weight};
 use super::panels::each_panel;
 #[cfg(target_arch = "x86_64")]
-use super::{Beta, Gemm, kernel::LINE, plan::SharedPtr, tiles};
+use super::{Beta, Gemm, halves_x86, kernel::LINE, plan::SharedPtr, tiles};
 use crate::team::{TaskPanic, Team};
 use ironhorse_core::{join_master, split_master};
 #[cfg(target_arch = "x86_64")]
@@ -37,30 +37,29 @@ fn place(row: usize, step: usize, rows: usize) -> usize {
 }
 
 /// # Safety
-/// As `Kept::pack`, of a weight that [`fits`].
-pub(super) unsafe fn pack(team: &Team, ws: &mut Workspace, weight: Weight) -> Result<(), TaskPanic> {
-    // SAFETY: guaranteed by the caller; a panel is rows·k floats, two numbers of 16 bits each.
+/// As `Kept::bring`, of a weight that [`fits`].
+pub(super) unsafe fn bring(
+    to: Arrangement,
+    team: &Team,
+    ws: &mut Workspace,
+    weight: Weight,
+) -> Result<(), TaskPanic> {
+    // SAFETY: guaranteed by the caller; a panel and its copy are rows·k floats, two numbers of 16 bits each.
     unsafe {
         each_panel(team, ws, ROWS, weight, &|panel: *mut f32, copy: *const f32, [rows, k]| {
-            let (high, low) = (panel.cast::<u16>(), panel.cast::<i16>().add(rows * k));
             for (row, step) in (0..rows).flat_map(|row| (0..k).map(move |step| (row, step))) {
-                let at = place(row, step, rows);
-                (*high.add(at), *low.add(at)) = split_master(*copy.add(row * k + step));
-            }
-        })
-    }
-}
-
-/// # Safety
-/// As `Kept::unpack`.
-pub(super) unsafe fn unpack(team: &Team, ws: &mut Workspace, weight: Weight) -> Result<(), TaskPanic> {
-    // SAFETY: as in `pack`.
-    unsafe {
-        each_panel(team, ws, ROWS, weight, &|panel: *mut f32, copy: *const f32, [rows, k]| {
-            let (high, low) = (copy.cast::<u16>(), copy.cast::<i16>().add(rows * k));
-            for (row, step) in (0..rows).flat_map(|row| (0..k).map(move |step| (row, step))) {
-                let at = place(row, step, rows);
-                *panel.add(row * k + step) = join_master(*high.add(at), *low.add(at));
+                let (high, plain) = (place(row, step, rows), row * k + step);
+                let low = rows * k + high;
+                match to {
+                    Arrangement::Packed => {
+                        let panel = panel.cast::<u16>();
+                        (*panel.add(high), *panel.cast::<i16>().add(low)) = split_master(*copy.add(plain));
+                    }
+                    Arrangement::Rows => {
+                        let copy = copy.cast::<u16>();
+                        *panel.add(plain) = join_master(*copy.add(high), *copy.cast::<i16>().add(low));
+                    }
+                }
             }
         })
     }
@@ -94,7 +93,7 @@ const MOST_COLUMNS: usize = 256;
 /// The product whose b is kept so.
 ///
 /// # Safety
-/// As [`gemm`](super::gemm); m, n and k are not zero, and `alpha` is 1; b was packed by [`pack`], rows of a are contiguous, and the machine
+/// As [`gemm`](super::gemm); m, n and k are not zero, and `alpha` is 1; b was packed by [`bring`], rows of a are contiguous, and the machine
 /// has tiles.
 #[cfg(target_arch = "x86_64")]
 pub(super) unsafe fn run(team: &Team, ws: &mut Workspace, g: &Gemm<'_>) -> Result<(), TaskPanic> {
@@ -109,7 +108,7 @@ pub(super) unsafe fn run(team: &Team, ws: &mut Workspace, g: &Gemm<'_>) -> Resul
         // SAFETY: a is readable, and each group has its own part of the workspace.
         unsafe {
             let (from, to) = (g.a.ptr.add(rows.start * g.a.rs), { a }.0.add(rows.start * g.k / 2));
-            tiles::round_rows((from, g.a.rs), [rows.len(), g.k], to);
+            halves_x86::round_rows((from, g.a.rs), [rows.len(), g.k], to);
         }
     };
     // The rows of a few tokens are rounded sooner than others are woken.
@@ -177,7 +176,7 @@ impl Call<'_> {
             let mut aside = Aside([0.0; BLOCK * TILE]);
             let to = if whole { (c, g.c.rs) } else { (aside.0.as_mut_ptr(), across * ROWS) };
             let lower = if rows.len() > ROWS { rows.start + ROWS } else { rows.start };
-            let tile = tiles::KeptBlock {
+            let tile = halves_x86::Block {
                 steps: g.k / STEPS,
                 a: [rows.start, lower].map(|row| a.wrapping_add(row * g.k / 2)),
                 b: panels,
@@ -190,9 +189,9 @@ impl Call<'_> {
             // SAFETY: guaranteed by the caller; a block is inside c, or aside.
             unsafe {
                 if down == 2 {
-                    tiles::two_by_two(&tile)
+                    halves_x86::two_by_two(&tile)
                 } else {
-                    tiles::one_by_four(&tile)
+                    halves_x86::one_by_four(&tile)
                 };
                 if !whole {
                     for row in 0..rows.len() {

@@ -8,6 +8,15 @@ use ironhorse_core::Operands;
 /// A weight to be kept: where it is, its rows and columns.
 pub type Weight = (*mut f32, [usize; 2]);
 
+/// How the numbers of a weight lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrangement {
+    /// Row after row.
+    Rows,
+    /// As [`Kept`] says.
+    Packed,
+}
+
 /// How a weight is kept, in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
@@ -24,15 +33,17 @@ impl Kept {
         if rounds { Self::Halves } else { Self::Panels }
     }
 
-    /// Packs a weight in its place.
+    /// Brings a weight, in its place, from one arrangement into the other. Every number stays what it was.
     ///
     /// # Safety
-    /// The address is good for rows·columns floats that nobody else uses during the call, and [`Kept::of`] gave this for them.
+    /// The address is good for rows·columns floats that nobody else uses during the call, and [`Kept::of`] gave this for them and these
+    /// instructions.
     ///
     /// # Errors
     /// A task panicked.
-    pub unsafe fn pack(
+    pub unsafe fn bring(
         self,
+        to: Arrangement,
         team: &Team,
         ws: &mut Workspace,
         isa: Isa,
@@ -41,31 +52,8 @@ impl Kept {
         // SAFETY: guaranteed by the caller.
         unsafe {
             match self {
-                Self::Panels => panels::pack(team, ws, isa, weight),
-                Self::Halves => halves::pack(team, ws, weight),
-            }
-        }
-    }
-
-    /// Undoes [`Kept::pack`]: every number is what it was.
-    ///
-    /// # Safety
-    /// As [`Kept::pack`], for the same instructions and a weight that it packed.
-    ///
-    /// # Errors
-    /// As [`Kept::pack`].
-    pub unsafe fn unpack(
-        self,
-        team: &Team,
-        ws: &mut Workspace,
-        isa: Isa,
-        weight: Weight,
-    ) -> Result<(), TaskPanic> {
-        // SAFETY: guaranteed by the caller.
-        unsafe {
-            match self {
-                Self::Panels => panels::unpack(team, ws, isa, weight),
-                Self::Halves => halves::unpack(team, ws, weight),
+                Self::Panels => panels::bring(to, team, ws, isa, weight),
+                Self::Halves => halves::bring(to, team, ws, weight),
             }
         }
     }
@@ -81,7 +69,7 @@ impl Kept {
     /// The product whose b is kept so.
     ///
     /// # Safety
-    /// As [`gemm`](super::gemm); m, n and k are not zero; b was packed by [`Kept::pack`] for these instructions, and rows of a are contiguous.
+    /// As [`gemm`](super::gemm); m, n and k are not zero; b was packed by [`Kept::bring`] for these instructions, and rows of a are contiguous.
     ///
     /// # Errors
     /// The epilogue panicked.

@@ -15,6 +15,8 @@ mod dots;
 mod gemv;
 mod grouped;
 mod halves;
+#[cfg(target_arch = "x86_64")]
+mod halves_x86;
 mod heads;
 #[cfg(target_arch = "x86_64")]
 mod heads_x86;
@@ -45,7 +47,7 @@ pub(crate) use heads::{
     FloatRows, HeadGradients, HeadKernels, HeadScores, HeadSums, QUERIES, ROWS, are_small, head_kernels,
 };
 use ironhorse_core::Operands;
-pub use kept::{Kept, Weight};
+pub use kept::{Arrangement, Kept, Weight};
 use kernel::Kernels;
 pub use local::{Beside, gemm_local};
 pub(crate) use queries::{Scores, Weighted, add_weighted, keys_in_slice, scores};
@@ -160,7 +162,7 @@ impl<'a> Gemm<'a> {
         Self { rows: if apart { Rows::Packed } else { Rows::Fastest }, ..self }
     }
 
-    /// With b as [`Kept::pack`] left it; rows of a are contiguous. The bits of a row do not depend on how many there are.
+    /// With b as [`Kept::bring`] packed it; rows of a are contiguous. The bits of a row do not depend on how many there are.
     pub fn kept(self, kept: Kept) -> Self {
         Self { rows: Rows::Kept(kept), ..self }
     }

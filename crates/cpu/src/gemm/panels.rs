@@ -9,7 +9,7 @@
 //! What is read comes from memory in eight streams at a time, whole panels for a single row, and parts of the panels of the next tiles for
 //! more: one stream after the other is 10 GB/s where eight are 16 to 18.
 
-use super::kept::Weight;
+use super::kept::{Arrangement, Weight};
 use super::kernel::{Kernels, LINE, Simd};
 use super::plan::{SharedPtr, slice_len};
 use super::{Beta, Gemm, Workspace, kernels};
@@ -28,8 +28,9 @@ const UNROLLED: usize = 8;
 const CUTS: usize = 4;
 
 /// # Safety
-/// As `Kept::pack`.
-pub(super) unsafe fn pack(
+/// As `Kept::bring`.
+pub(super) unsafe fn bring(
+    to: Arrangement,
     team: &Team,
     ws: &mut Workspace,
     isa: Isa,
@@ -39,25 +40,11 @@ pub(super) unsafe fn pack(
     unsafe {
         each_panel(team, ws, kernels(isa).lanes, weight, &|panel: *mut f32, copy: *const f32, [rows, k]| {
             for (step, row) in (0..k).flat_map(|step| (0..rows).map(move |row| (step, row))) {
-                *panel.add(step * rows + row) = *copy.add(row * k + step);
-            }
-        })
-    }
-}
-
-/// # Safety
-/// As `Kept::unpack`.
-pub(super) unsafe fn unpack(
-    team: &Team,
-    ws: &mut Workspace,
-    isa: Isa,
-    weight: Weight,
-) -> Result<(), TaskPanic> {
-    // SAFETY: as in `pack`.
-    unsafe {
-        each_panel(team, ws, kernels(isa).lanes, weight, &|panel: *mut f32, copy: *const f32, [rows, k]| {
-            for (step, row) in (0..k).flat_map(|step| (0..rows).map(move |row| (step, row))) {
-                *panel.add(row * k + step) = *copy.add(step * rows + row);
+                let (packed, plain) = (step * rows + row, row * k + step);
+                match to {
+                    Arrangement::Packed => *panel.add(packed) = *copy.add(plain),
+                    Arrangement::Rows => *panel.add(plain) = *copy.add(packed),
+                }
             }
         })
     }
@@ -97,7 +84,7 @@ pub(super) unsafe fn each_panel(
 /// The product whose b is packed.
 ///
 /// # Safety
-/// As [`gemm`](super::gemm); m, n and k are not zero; b was packed for these instructions by [`pack`], and rows of a are contiguous.
+/// As [`gemm`](super::gemm); m, n and k are not zero; b was packed for these instructions by [`bring`], and rows of a are contiguous.
 pub(super) unsafe fn run(team: &Team, isa: Isa, g: &Gemm<'_>) -> Result<(), TaskPanic> {
     let call = Call { g, kernels: kernels(isa), kc: slice_len(g.k) };
     let threads = team.threads();

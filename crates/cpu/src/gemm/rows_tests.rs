@@ -74,7 +74,16 @@ fn panels_change_no_bit() {
             let weight: Vec<f32> = (0..n * k).map(value).collect();
             let mut panels = weight.clone();
             // SAFETY: n k floats.
-            unsafe { Kept::Panels.pack(&Team::new(3), &mut ws, isa, (panels.as_mut_ptr(), [n, k])) }.unwrap();
+            unsafe {
+                Kept::Panels.bring(
+                    Arrangement::Packed,
+                    &Team::new(3),
+                    &mut ws,
+                    isa,
+                    (panels.as_mut_ptr(), [n, k]),
+                )
+            }
+            .unwrap();
             for row in 0..n {
                 let mut found = vec![0.0; k];
                 Kept::Panels.read_row(isa, (&panels, [n, k]), row, &mut found);
@@ -102,8 +111,16 @@ fn panels_change_no_bit() {
                 }
             }
             // SAFETY: n k floats that were packed.
-            unsafe { Kept::Panels.unpack(&Team::new(2), &mut ws, isa, (panels.as_mut_ptr(), [n, k])) }
-                .unwrap();
+            unsafe {
+                Kept::Panels.bring(
+                    Arrangement::Rows,
+                    &Team::new(2),
+                    &mut ws,
+                    isa,
+                    (panels.as_mut_ptr(), [n, k]),
+                )
+            }
+            .unwrap();
             assert_eq!(panels, weight, "{isa:?} n {n} k {k}");
         }
     }
@@ -124,7 +141,10 @@ fn halves_lose_no_bit() {
         let bits = |floats: &[f32]| floats.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         let (isa, mut kept) = (Isa::detect(), weight.clone());
         // SAFETY: n k floats.
-        unsafe { Kept::Halves.pack(&Team::new(3), &mut ws, isa, (kept.as_mut_ptr(), [n, k])) }.unwrap();
+        unsafe {
+            Kept::Halves.bring(Arrangement::Packed, &Team::new(3), &mut ws, isa, (kept.as_mut_ptr(), [n, k]))
+        }
+        .unwrap();
         assert_ne!(bits(&kept), bits(&weight));
         for row in 0..n {
             let mut found = vec![0.0; k];
@@ -132,7 +152,10 @@ fn halves_lose_no_bit() {
             assert_eq!(bits(&found), bits(&weight[row * k..][..k]), "n {n} k {k}: row {row}");
         }
         // SAFETY: n k floats that were packed.
-        unsafe { Kept::Halves.unpack(&Team::new(2), &mut ws, isa, (kept.as_mut_ptr(), [n, k])) }.unwrap();
+        unsafe {
+            Kept::Halves.bring(Arrangement::Rows, &Team::new(2), &mut ws, isa, (kept.as_mut_ptr(), [n, k]))
+        }
+        .unwrap();
         assert_eq!(bits(&kept), bits(&weight), "n {n} k {k}");
     }
 }
@@ -154,7 +177,16 @@ fn products_of_halves_agree_with_f64_row_by_row() {
         let weight: Vec<f32> = (0..n * k).map(value).collect();
         let mut halves = weight.clone();
         // SAFETY: n k floats.
-        unsafe { Kept::Halves.pack(&Team::new(2), &mut ws, isa, (halves.as_mut_ptr(), [n, k])) }.unwrap();
+        unsafe {
+            Kept::Halves.bring(
+                Arrangement::Packed,
+                &Team::new(2),
+                &mut ws,
+                isa,
+                (halves.as_mut_ptr(), [n, k]),
+            )
+        }
+        .unwrap();
         let most = 131;
         let a: Vec<f32> = (0..most * (k + 2)).map(|i| value(i + 5)).collect();
         let old = |i: usize| value(i + 9);

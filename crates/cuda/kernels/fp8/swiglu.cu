@@ -4,7 +4,7 @@
 //                      elementwise/swiglu.cu and then fp8/quantize.cu twice
 //                      `inverse` = 1/s, s a power of two from `amax`; `seen` becomes the largest of the rounded numbers if that is larger
 // moves  5 and 11 bytes for each of rows·F, with columns forward 1 more; bound: memory
-// grid   (ceil(F / 128), ceil(rows / 128)) of 256 threads, 8 by 8 elements each; needs rows % 16 == 0 and F % 16 == 0
+// grid   (ceil(F / 128), ceil(rows / 128)) of 256 threads, 8 by 8 elements each, backward (ceil(F / 64), ceil(rows / 128)), 4 by 8 each; needs rows % 16 == 0 and F % 16 == 0
 // order  elementwise; the maximum has no order
 #include "common/arch.cuh"
 #include "fp8/tile.cuh"
@@ -38,9 +38,9 @@ KERNEL __launch_bounds__(2 * TILE)
     quantize_tile<false>({q, q_t, inverse, seen, nullptr, amax, rows, cols, margin, unknown}, Gated{inp, cols});
 }
 
-// The backward has tiles of their own: 128 rows by 64 columns, 4 by 8 elements to a thread.
+// The backward has tiles of its own: 128 rows by 64 columns, 4 by 8 elements to a thread.
 constexpr int BACK_COLUMNS = 64, TALL = 4, WIDE_ACROSS = BACK_COLUMNS / SIDE;
-// Of a multiprocessor: some load while others store. The compiler for sm_100 would spill registers with four.
+// Blocks of a multiprocessor: some load while others store. The compiler for sm_100 would spill registers with four.
 constexpr int BLOCKS = MAJOR == 10 ? 3 : 4;
 
 // Eight numbers, scaled; what is not finite becomes NaN.

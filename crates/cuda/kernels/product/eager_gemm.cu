@@ -17,7 +17,7 @@ struct Size {
     u64 a_row, a_col, b_row, b_col;
 };
 
-// Rows first.. and columns DEPTH*step.. of A, transposed, and the same of B; zeros outside.
+// The tile of A at (row, depth), transposed, and that of B at (depth, col); zeros outside.
 DEVICE void load_tiles(float (&a)[DEPTH][PITCH], float (&b)[DEPTH][TILE], const float* from_a, const float* from_b,
                        const Size& size, u64 row, u64 col, u64 depth) {
 #pragma unroll

@@ -14,12 +14,11 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 const MOST_SCRATCH: usize = 1 << 30;
 /// The variable that keeps eager attention on our own kernels, if it is `own`.
 const CHOICE: &str = "IRONHORSE_ATTENTION";
-/// Products of one of an attention's matrices from which on cuDNN is asked. Smaller ones take our own kernels as long, and those
-/// cost the host less.
+/// cuDNN is asked from so many multiply-adds in one product. Below that our own kernels are as fast, and cost the host less.
 const LEAST_WORK: usize = 1 << 26;
 /// The fewest queries and keys that cuDNN is asked for.
 const LEAST_LEN: usize = 128;
-/// Reasons of refusals that are logged.
+/// At most so many different refusals are logged.
 const MOST_TOLD: usize = 64;
 /// Addresses within scratch memory are multiples of this.
 const ALIGN: usize = 256;
@@ -115,7 +114,7 @@ fn with_session<T>(at: &At<'_>, work: impl FnOnce(&mut Session) -> Result<T>) ->
     work(session)
 }
 
-/// What cuDNN gave, or `None` if it refuses, which is logged once for each of the first reasons.
+/// What cuDNN gave, or `None` if it refuses; each of the first [`MOST_TOLD`] reasons is logged once.
 fn accepted<T>(direction: &str, result: Result<T>) -> Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -135,7 +134,7 @@ fn accepted<T>(direction: &str, result: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// What cuDNN is asked for, unless the user or an address is against it.
+/// What cuDNN is asked for; `None` if the work is too small, misaligned or not supported, or the user chose our own kernels.
 fn asked(shape: &AttentionShape, float: Float, aligned: bool, lse: Array) -> Option<Shape> {
     let aligned = aligned && address(lse).is_multiple_of(ALIGNMENT);
     let AttentionShape { batch, heads, q_len, kv_len, head_dim, .. } = *shape;
@@ -151,7 +150,7 @@ fn may_ask() -> bool {
 }
 
 /// What cuDNN computes, as far as it does not depend on its version. `None` for what it is not asked: other types, few
-/// queries or keys, queries that do not see keys of their own number, a scale that is not positive, elements at one address.
+/// queries or keys, causal attention with q_len ≠ kv_len, a scale that is not positive, strides of 0.
 fn shape_of(shape: &AttentionShape, float: Float) -> Option<Shape> {
     let AttentionShape { batch, heads, kv_heads, q_len, kv_len, head_dim, scale, causal, q, k, v, out } =
         *shape;
@@ -169,7 +168,7 @@ fn shape_of(shape: &AttentionShape, float: Float) -> Option<Shape> {
     {
         return None;
     }
-    // The step of what there is one of does not matter to us; cuDNN wants one that it could have.
+    // The stride of a dimension of size 1 means nothing to us, but cuDNN requires a plausible one.
     let steps = |strides: Strides, heads: usize, len: usize| -> Option<Steps> {
         let Strides { batch: b, head: h, position: p } = strides;
         let head = if heads == 1 { p.max(head_dim) } else { h };

@@ -1,4 +1,4 @@
-//! Products in f32 on tensor cores: three of tf32 each, by our own kernels (`product/gemm_tf32_wgmma.cu` on Hopper, else `product/gemm_tf32.cu`).
+//! f32 products on tensor cores, each as three tf32 products, by our own kernels (`product/gemm_tf32_wgmma.cu` on Hopper, else `product/gemm_tf32.cu`).
 //!
 //! The library computes them on CUDA cores, at two thirds of the speed or less.
 
@@ -12,16 +12,16 @@ use ironhorse_core::DType;
 
 /// `library` leaves products in f32 to cuBLASLt, `mma` keeps to what all GPUs have.
 const CHOICE: &str = "IRONHORSE_F32_PRODUCTS";
-/// Rows and columns of a block's tile, and terms of a stage: constants of the files.
+/// Rows and columns of a block's tile, and the part of K in a stage: constants of the files.
 const TILE: usize = 128;
 const DEPTH: usize = 32;
 /// Bytes of a stage of one operand.
 const BYTES: usize = TILE * DEPTH * size_of::<f32>();
-/// Operations from which on tiles are worth it.
+/// The fewest FLOPs for which these kernels are used.
 const LEAST_FLOPS: f64 = 1e8;
-/// Blocks to cut terms in slices for: a number, not the device's, so that the order of summation does not depend on it.
+/// Split-K aims at so many blocks: a constant, so that the order of summation does not depend on the device.
 const BLOCKS: usize = 1584;
-/// Terms of a slice at least.
+/// The shortest slice of K.
 const LEAST_SPAN: usize = 512;
 
 /// Whether the kernel takes a product.
@@ -37,7 +37,7 @@ fn takes(problem: &Problem) -> bool {
         && problem.flops() >= LEAST_FLOPS
 }
 
-/// Terms of a slice, and how many slices there are. Only products of few tiles and many terms are cut.
+/// The length of a slice of K, and how many slices there are. Only products of few tiles and a long K are cut.
 fn slices(problem: &Problem) -> (usize, usize) {
     let tiles = problem.m.div_ceil(TILE) * problem.n.div_ceil(TILE);
     let most = if problem.extra == Extra::None { problem.k / LEAST_SPAN } else { 1 };
@@ -46,7 +46,7 @@ fn slices(problem: &Problem) -> (usize, usize) {
     (span, problem.k.div_ceil(span))
 }
 
-/// Which of the kernels: they give results of the same order of summation.
+/// Which of the kernels; both sum in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {
     Mma,

@@ -10,9 +10,7 @@ use crate::device::FP8_COMPUTE;
 use crate::gemm::{At, Extra, Problem, Sizes, spec as bias_spec};
 use crate::kernels::Spec;
 use crate::{Error, Result};
-use ironhorse_core::op::{
-    Act, Amax, Gate, MatmulFp8, Op, Permute, Quantize, ScaleUpdate, SwigluBwd, SwigluFwd,
-};
+use ironhorse_core::op::{Amax, Gate, MatmulFp8, Op, Permute, Quantize, ScaleUpdate, SwigluBwd, SwigluFwd};
 use ironhorse_core::{DType, Fp8, Slot};
 
 /// The side of the tile of a block of fp8/quantize.cu.
@@ -46,14 +44,6 @@ pub(crate) fn amax(cx: &mut Lower<'_>, op: &Amax) -> Result<()> {
     cx.launch(&spec(op.inp.dtype, Fp8::E4M3)?, "amax", Grid::linear(blocks, THREADS), args)
 }
 
-/// The kernel of an activation, forward and backward.
-fn kernels(act: Act) -> [&'static str; 2] {
-    match act {
-        Act::Gelu => ["quantize_gelu_fwd", "quantize_gelu_bwd"],
-        Act::Relu2 => ["quantize_relu2_fwd", "quantize_relu2_bwd"],
-    }
-}
-
 pub(crate) fn quantize(cx: &mut Lower<'_>, op: &Quantize) -> Result<()> {
     for slot in [op.out, op.out_t].into_iter().flatten() {
         if slot.dtype != DType::F8(op.format) {
@@ -84,8 +74,8 @@ pub(crate) fn quantize(cx: &mut Lower<'_>, op: &Quantize) -> Result<()> {
     let args = cx.append(args, &[op.seen])?.ptr(partials);
     let args = cx.append(args, &[Some(op.amax), Some(op.inp)])?;
     let (args, kernel) = match (op.act, op.pre) {
-        (_, Some(pre)) => (cx.append(args, &[Some(pre.slot)])?, kernels(pre.act)[1]),
-        (Some(act), None) => (args, kernels(act)[0]),
+        (_, Some(pre)) => (cx.append(args, &[Some(pre.slot)])?, pre.act.quantizing()[1]),
+        (Some(act), None) => (args, act.quantizing()[0]),
         (None, None) => (args, "quantize"),
     };
     let args = args.u32s([rows, cols]).u32(op.margin as u32).u32(op.unknown as u32);

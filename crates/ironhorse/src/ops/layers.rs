@@ -42,7 +42,7 @@ define! {
         n: count { .leading() },
     ) => SwigluBwd { d_y, gate, up, d_gate, d_up, n };
 
-    /// y = x with elements i and i + head_dim / 2 of each head rotated by row offset + position of the tables, or back.
+    /// y = x with elements i and i + head_dim / 2 of each head rotated by the angles in row offset + position of `cos` and `sin`, or back.
     rope = nn_rope(
         x: read [batch, seq, (heads * head_dim)],
         cos: read [(offset + seq), (head_dim / 2)],

@@ -29,9 +29,8 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     for shape in SHAPES {
         cases.push(amax(p, shape, None));
         for format in Fp8::ALL {
-            for form in FORMS {
-                cases.push(quantize(p, shape, format, form));
-            }
+            let forms = FORMS.into_iter().chain(Act::ALL.iter().flat_map(|&act| forms_of(act)));
+            cases.extend(forms.map(|form| quantize(p, shape, format, form)));
         }
     }
     cases.extend([amax(p, [48, 32], Some(f32::NAN)), amax(p, [48, 32], Some(f32::NEG_INFINITY))]);
@@ -39,9 +38,9 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
         for (name, known) in
             [("none", 0.0), ("infinite", f32::INFINITY), ("too small", 0.25), ("tiny", 1e-30)]
         {
-            cases.push(quantize(p, [48, 32], format, Form { amax: (name, Some(known)), ..FORMS[0] }));
+            cases.push(quantize(p, [48, 32], format, Form { amax: (name, Some(known)), ..PLAIN }));
         }
-        cases.push(quantize(p, [48, 32], format, Form { wild: true, seen: Some(1.0), ..FORMS[0] }));
+        cases.push(quantize(p, [48, 32], format, Form { wild: true, seen: Some(1.0), ..PLAIN }));
     }
     // scales are f32 whatever the rest is, so they have no cases of their own in bf16, where nothing depends on it
     if p == Precision::F32 {
@@ -104,17 +103,20 @@ const PLAIN: Form = Form {
     amax: ("known", None),
     wild: false,
 };
-const FORMS: [Form; 9] = [
+const FORMS: [Form; 5] = [
     PLAIN,
     Form { columns: false, margin: 1, seen: Some(0.0), ..PLAIN },
     Form { rows: false, margin: -3, seen: Some(2.0), ..PLAIN },
     Form { d_bias: Some((Accum::Write, 1)), seen: Some(4.0), ..PLAIN },
-    Form { act: Some(Act::Gelu), seen: Some(0.5), ..PLAIN },
     Form { d_bias: Some((Accum::FirstWrites, 1)), ..PLAIN },
-    Form { act: Some(Act::Gelu), ..PLAIN },
-    Form { act: Some(Act::Gelu), back: true, d_bias: Some((Accum::FirstWrites, 0)), margin: 1, ..PLAIN },
-    Form { act: Some(Act::Relu2), back: true, d_bias: Some((Accum::Add, 0)), margin: 4, ..PLAIN },
 ];
+
+/// Forward and backward of an activation.
+fn forms_of(act: Act) -> [Form; 4] {
+    let form = Form { act: Some(act), margin: if act.is_bounded() { 0 } else { 4 }, ..PLAIN };
+    let back = Form { back: true, d_bias: Some((Accum::FirstWrites, 0)), margin: form.margin.max(1), ..form };
+    [form, Form { seen: Some(0.5), ..form }, back, Form { d_bias: Some((Accum::Add, 0)), ..back }]
+}
 
 fn amax(p: Precision, [rows, cols]: [usize; 2], odd: Option<f32>) -> Case {
     let mut kit = Kit::with_precision(p, format!("{rows}x{cols}, with {odd:?}"));

@@ -377,6 +377,16 @@ mod tests {
     }
 
     #[test]
+    fn every_op_has_its_stem_in_the_names() {
+        let page = include_str!("../../../../docs/names.md");
+        let stems = page.split("## Stems").nth(1).and_then(|rest| rest.split("## Sections").next());
+        let stems: Vec<&str> = stems.unwrap().split('`').skip(1).step_by(2).collect();
+        for name in Op::NAMES {
+            assert!(stems.iter().any(|stem| name.starts_with(stem)), "{name} is not in docs/names.md");
+        }
+    }
+
+    #[test]
     fn an_op_with_a_product_names_its_operands() {
         for case in f32_cases().iter().filter(|case| !case.large) {
             let op = case.op();

@@ -70,7 +70,7 @@ fn qwen() -> Vec<(String, u32)> {
 
 /// A rank file: lines of a token in base64 and its rank. Returns the vocabulary and its end-of-text token.
 pub fn read_tiktoken(text: &[u8]) -> Result<(Bpe, u32), String> {
-    let text = std::str::from_utf8(text).map_err(|_| "is not text".to_owned())?;
+    let text = std::str::from_utf8(text).map_err(|_| "is not UTF-8".to_owned())?;
     let mut tokens: Vec<Vec<u8>> = Vec::new();
     let most = text.lines().count() + MOST_GAPS;
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.is_empty()) {

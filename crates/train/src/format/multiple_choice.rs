@@ -30,7 +30,7 @@ pub struct Example {
 
 /// Begins every question.
 const START: u16 = u16::MAX;
-/// The most answers of a question that are believed.
+/// A question with more answers is taken for damage.
 const MOST_CHOICES: u16 = 64;
 
 /// Reads every question of a file.

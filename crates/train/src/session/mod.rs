@@ -71,7 +71,7 @@ impl Session {
     }
 
     /// Says that the weights are loaded and no more trained: engines may keep them in an order that they read faster. Other weights can be
-    /// loaded, and weights read, as before; call it again then.
+    /// loaded, and weights read, as before; call it again then, for the speed and, where products round their operands, for the same answers.
     pub fn settle(&mut self) -> Result<()> {
         let programs: Vec<&Program> = self.programs.all().collect();
         Ok(self.engine.settle(&programs)?)

@@ -41,8 +41,10 @@ pub fn shared(reference: &dyn Reference, place: Place, shard: Shard) -> Result<S
         ModelConfig::Moe(config) if reference.config().has_experts() && config.aux_alpha > 0.0 => {
             Some("an auxiliary loss, which is that of a whole batch: export a key with aux_alpha=0")
         }
-        _ if reference.dropout().rate() > 0.0 => Some("dropout, whose masks are those of one micro-step"),
-        _ if reference.preference().is_some() => Some("pairs, which lie across rows"),
+        _ if reference.dropout().rate() > 0.0 => {
+            Some("dropout, whose masks differ when a batch is cut into micro-steps")
+        }
+        _ if reference.preference().is_some() => Some("preference pairs, whose loss is not a sum over rows"),
         _ => None,
     };
     match refused {

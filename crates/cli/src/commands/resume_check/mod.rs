@@ -122,7 +122,7 @@ fn settle(mut args: TrainArgs) -> TrainArgs {
     args
 }
 
-/// The worlds that make the parts of a run in turn: as many ranks as the flags say, and every smaller number that divides it.
+/// The numbers of ranks that take turns in one run: the one given, and all its divisors.
 fn worlds(args: &TrainArgs) -> Vec<World> {
     let flag = if args.rank.gpus.is_some() { "--gpus" } else { "--ranks" };
     let most = args.rank.gpus.or(args.rank.ranks).unwrap_or(1);
@@ -251,7 +251,7 @@ impl Work<'_> {
     fn interrupt(&self, run: &Run, by: &str, moments: &[u64]) -> Result<Option<Vec<u64>>> {
         let mut at_steps: Vec<u64> = Vec::new();
         for &moment in moments {
-            // a later step than the log of the process before holds
+            // later than the last step that the process before has logged
             let moment = at_steps.last().map_or(moment, |&last| moment.max(last + 1));
             let start = if at_steps.is_empty() { Start::New } else { Start::Resume };
             let cache = run.empty_cache(at_steps.len() as u64);

@@ -9,7 +9,7 @@ use ironhorse::train::rng::Rng;
 use ironhorse::train::session::{Batch, Session};
 use serde::Serialize;
 
-/// How many batches of documents are packed: those of one batch alone would fit worse than those of a data set.
+/// How many batches of documents are packed together: one alone would fit worse than a data set does.
 const BATCHES: usize = 4;
 
 /// The tokens of a step.
@@ -36,7 +36,7 @@ impl Inputs {
         Self { x, y, packed: None }
     }
 
-    /// Random tokens; where `documents` says how long they are on average, of packed documents.
+    /// Random tokens; with `documents`, of packed documents of this mean length.
     pub fn random(
         documents: Option<usize>,
         [batch, seq]: [usize; 2],
@@ -110,7 +110,7 @@ impl Inputs {
         nodes.map(|node| node.op.flops() as f64 * self.reached(&node.op)).sum()
     }
 
-    /// The share of the keys up to its own that a query of an attention reaches in its document; 1 for other ops.
+    /// The share of the keys before it that a query attends to, those of its document; 1 for other ops.
     fn reached(&self, op: &Op) -> f64 {
         let (mask, out) = match op {
             Op::AttentionFwd(op) => (op.mask, op.out),

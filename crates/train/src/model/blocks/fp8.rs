@@ -138,6 +138,12 @@ impl Blocks {
             && !weights.iter().any(|weight| is_frozen(*weight))
     }
 
+    /// Whether an activation is computed before its results are looked at for their scale: with current scales, where its input says
+    /// nothing about them.
+    fn comes_before_its_scale(&self, act: Act) -> bool {
+        !act.is_bounded() && self.fp8.is_some_and(|fp8| fp8.scales == Fp8Scales::Current)
+    }
+
     /// `out = inp · weightᵀ + bias`; with `act`, of the activation of `inp`.
     pub(super) fn linear_fp8(
         &mut self,
@@ -147,10 +153,8 @@ impl Blocks {
         p: Linear,
     ) -> Result<()> {
         self.b.at(name);
-        // Squares are not bounded by their roots, so they are computed before their largest is looked for.
-        let current = self.fp8.is_some_and(|fp8| fp8.scales == Fp8Scales::Current);
         let (inp, act) = match act {
-            Some(act @ Act::Relu2) if current => {
+            Some(act) if self.comes_before_its_scale(act) => {
                 let out = self.tokens_by(inp.shape.cols());
                 self.b.push(ActFwd { out, inp, act })?;
                 (out, None)
@@ -193,9 +197,7 @@ impl Blocks {
         let SavedFp8 { inp, weight, d_out: there } = *self.saved_fp8.get(name).ok_or_else(missing)?;
         self.b.at(name);
         let pre = match pre {
-            Some(PreAct { act: act @ Act::Relu2, slot: inp })
-                if self.fp8.is_some_and(|fp8| fp8.scales == Fp8Scales::Current) =>
-            {
+            Some(PreAct { act, slot: inp }) if self.comes_before_its_scale(act) => {
                 self.b.push(ActBwd { d_inp: d_out, d_out, inp, act })?;
                 None
             }

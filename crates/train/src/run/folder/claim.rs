@@ -69,8 +69,8 @@ pub fn check_free(path: &Path, overwrite: bool) -> Result<()> {
     }
 }
 
-/// Whether a process of ours began a run in this folder: then what it left, killed before its first step, is not in the
-/// way of the next.
+/// Whether one of our processes began a run in this folder. What it left when it was killed before its first step does not keep
+/// another from beginning here.
 fn begun_by_us(path: &Path) -> bool {
     fs::read_to_string(path.join(LOCK)).is_ok_and(|text| text.starts_with(HOLDER) && text.contains(" on "))
 }
