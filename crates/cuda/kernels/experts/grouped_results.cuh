@@ -139,4 +139,58 @@ DEVICE void add_old(float (&acc)[128], const float* from, u64 stride, u32 rows, 
 
 // Registers of a producer thread and of a consumer thread: together those of the block.
 constexpr int FEW = 40, MANY = 232;
+
+// The rows of experts.
+struct Routed {
+    const i32* offsets;
+    Fault* fault;
+    u32 rows, experts;
+};
+
+// A gradient of experts' weights (E,oc,ic).
+struct WeightTarget {
+    OUT* at;
+    const TensorMap& map;
+    u32 ic, oc;
+    u32 adds;
+    double* squares;
+};
+
+// The tiles of a gradient of weights, by all threads of a block: a producer calls copy(space, turn, groups, tile) for each of them, consumers
+// product(acc, space, turn, first, terms, left) for each whose expert has rows, by the first of them; that sends what is left of the tile before.
+template <bool PAIR, class C, class P> DEVICE void weight_tiles(const WeightTarget& to, const Routed& routed, C copy, P product) {
+    const Space space = prepare<PAIR>();
+    const Groups groups = read_groups<BM>(space.groups, routed.offsets, routed.experts, routed.rows, routed.fault);
+    if constexpr (PAIR) cluster_barrier();
+    const auto [d_weight, map, ic, oc, adds, squares] = to;
+    const WeightTiles<BM, BN, PAIR ? 2 : 1> tiles(groups, oc, ic, PAIR ? cluster_rank() : 0);
+    Turn turn;
+    if (threadIdx.x < GROUP) {
+        fewer_registers<FEW>();
+        if (threadIdx.x == 0) tiles.each([&](const WeightTile& tile) { copy(space, turn, groups, tile); });
+    } else {
+        more_registers<MANY>();
+        ResultStores stores(space);
+        LeftSquares left(squares);
+        for (u64 t = tiles.first(); t < tiles.count; t += tiles.stride()) {  // in `each` f32 would spill registers
+            const WeightTile tile = tiles.at(t);
+            const auto [expert, row, column] = tile;
+            const u32 terms = groups.rows(expert);
+            OUT* const own = d_weight + ((u64)expert * oc + row) * ic + column;
+            if (terms == 0) {
+                if (!adds) write_zeros(own, ic, oc - row, ic - column);
+                left.send();
+                left.put(tiles.number(tile), 0.0);
+                continue;
+            }
+            float acc[128];
+            product(acc, space, turn, groups.first(expert), terms, left);
+            if (adds) add_old(acc, own, ic, oc - row, ic - column);
+            write_weight(stores, map, d_weight, ic, column, expert * oc + row, oc - row, ic - column, acc, left, tiles.number(tile));
+        }
+        left.send();
+        stores.close();
+        part<PAIR>();
+    }
+}
 #endif
