@@ -77,7 +77,7 @@ impl Run for GroupedGemm<'_> {
         let largest = |most: [usize; 3], size: [usize; 3]| std::array::from_fn(|i| most[i].max(size[i]));
         let most = parts.iter().map(|part| sizes(&part.shape)).fold([0; 3], largest);
         let work = parts.iter().fold(0_usize, |sum, part| sum.saturating_add(multiply_adds(&part.shape)));
-        let group = Group { count: parts.len(), most, product: &number, finish: None, beside: None };
+        let group = Group::new(parts.len(), most, &number);
         with_team(work >= WORTH_IT, |team, workspace| {
             // SAFETY: guaranteed by the caller of `run`: each part lies inside the arrays, and no two write the same elements.
             unsafe { gemm_grouped(team, workspace, ProcessTeam.isa(), &group) }

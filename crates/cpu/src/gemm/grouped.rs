@@ -41,6 +41,13 @@ pub struct Group<'a> {
     pub beside: Option<&'a (dyn Fn(usize) -> Beside + Sync)>,
 }
 
+impl<'a> Group<'a> {
+    /// Products with whose rows nothing else is done.
+    pub fn new(count: usize, most: [usize; 3], product: &'a (dyn Fn(usize) -> Gemm<'static> + Sync)) -> Self {
+        Self { count, most, product, finish: None, beside: None }
+    }
+}
+
 /// Computes all products of a group with all threads of `team`.
 ///
 /// # Safety
@@ -177,7 +184,7 @@ mod tests {
                 let finish: Option<&(dyn Fn(usize, Range<usize>) + Sync)> =
                     if doubles { Some(&double) } else { None };
                 let most = [first(rows.len()), n, k];
-                let group = Group { count: rows.len(), most, product: &product, finish, beside: None };
+                let group = Group { finish, ..Group::new(rows.len(), most, &product) };
                 gemm_grouped(&team, &mut ws, isa, &group).unwrap();
             } else {
                 (0..rows.len()).map(product).for_each(|g| gemm(&team, &mut ws, isa, &g).unwrap());

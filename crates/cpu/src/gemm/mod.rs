@@ -288,7 +288,7 @@ pub unsafe fn gemm(team: &Team, ws: &mut Workspace, isa: Isa, g: &Gemm<'_>) -> R
     // With an epilogue every block would be read and written once more: GPT-2's forward products took a fifth longer.
     if blocks::fits(g) && g.epilogue.is_none() {
         let product = |_| g.without_epilogue();
-        let group = Group { count: 1, most: [g.m, g.n, g.k], product: &product, finish: None, beside: None };
+        let group = Group::new(1, [g.m, g.n, g.k], &product);
         // SAFETY: guaranteed by the caller.
         return unsafe { gemm_grouped(team, ws, isa, &group) };
     }

@@ -51,19 +51,13 @@ fn writable(m: MatRef) -> MatMut {
     MatMut { ptr: m.ptr.cast_mut(), rs: m.rs }
 }
 
-/// Computes the product of each expert; none has more rows, columns or steps than `most`.
+/// Computes products with the threads of the engine.
 ///
 /// # Safety
 /// As [`gemm_grouped`].
-unsafe fn products(
-    ctx: &mut Ctx<'_>,
-    groups: &Groups<'_>,
-    most: [usize; 3],
-    product: &(dyn Fn(usize) -> Gemm<'static> + Sync),
-) -> Result<()> {
-    let group = Group { count: groups.experts(), most, product, finish: None, beside: None };
+pub(super) unsafe fn products(ctx: &mut Ctx<'_>, group: &Group<'_>) -> Result<()> {
     // SAFETY: passed on to the caller.
-    unsafe { gemm_grouped(ctx.team, ctx.workspace, ctx.isa, &group) }.map_err(engine_error)
+    unsafe { gemm_grouped(ctx.team, ctx.workspace, ctx.isa, group) }.map_err(engine_error)
 }
 
 pub fn grouped_linear_fwd(ctx: &mut Ctx<'_>, op: &GroupedLinearFwd) -> Result<()> {
@@ -80,7 +74,7 @@ pub fn grouped_linear_fwd(ctx: &mut Ctx<'_>, op: &GroupedLinearFwd) -> Result<()
     let most = [op.inp.shape.rows(), oc, ic];
     let Some(act) = op.act else {
         // SAFETY: shapes and aliasing were checked by `Op::check`; the rows of the experts are inside the slots and disjoint.
-        return unsafe { products(ctx, &groups, most, &product) };
+        return unsafe { products(ctx, &Group::new(groups.experts(), most, &product)) };
     };
     let (act, isa) = (ctx.f32(act)?, ctx.isa);
     let finish = |expert: usize, rows: Range<usize>| {
@@ -92,7 +86,7 @@ pub fn grouped_linear_fwd(ctx: &mut Ctx<'_>, op: &GroupedLinearFwd) -> Result<()
     let (count, beside) = (groups.experts(), Some(&written as _));
     let group = Group { count, most, product: &product, finish: Some(&finish), beside };
     // SAFETY: as above; a row of `act` is written once the same row of `out` is final.
-    unsafe { gemm_grouped(ctx.team, ctx.workspace, ctx.isa, &group) }.map_err(engine_error)
+    unsafe { products(ctx, &group) }
 }
 
 /// With the backward of an activation whose gradient `d_inp` is, a row as soon as it is there.
@@ -113,7 +107,7 @@ pub fn grouped_linear_bwd_input(
     let most = [op.d_inp.shape.rows(), ic, oc];
     let Some(then) = then else {
         // SAFETY: as in `grouped_linear_fwd`.
-        return unsafe { products(ctx, &groups, most, &product) };
+        return unsafe { products(ctx, &Group::new(groups.experts(), most, &product)) };
     };
     let (rows, isa) = (SwigluRows::new(ctx, then)?, ctx.isa);
     let finish = |expert: usize, part: Range<usize>| {
@@ -124,7 +118,7 @@ pub fn grouped_linear_bwd_input(
     let (count, beside) = (groups.experts(), Some(&gates as _));
     let group = Group { count, most, product: &product, finish: Some(&finish), beside };
     // SAFETY: as above; a row of the activation's gradients is read and written once, when the same row of `d_inp` is final.
-    unsafe { gemm_grouped(ctx.team, ctx.workspace, ctx.isa, &group) }.map_err(engine_error)
+    unsafe { products(ctx, &group) }
 }
 
 pub fn grouped_linear_bwd_weight(ctx: &mut Ctx<'_>, op: &GroupedLinearBwdWeight) -> Result<()> {
@@ -141,7 +135,7 @@ pub fn grouped_linear_bwd_weight(ctx: &mut Ctx<'_>, op: &GroupedLinearBwdWeight)
     };
     let most = [oc, ic, op.inp.shape.rows()];
     // SAFETY: as in `grouped_linear_fwd`; every expert has a weight of its own.
-    unsafe { products(ctx, &groups, most, &product) }
+    unsafe { products(ctx, &Group::new(groups.experts(), most, &product)) }
 }
 
 /// The product of two numbers that are the inverses of scales.
@@ -170,7 +164,7 @@ pub fn grouped_fp8(ctx: &mut Ctx<'_>, op: &GroupedFp8) -> Result<()> {
     };
     let most = [op.a.shape.rows(), cols, inner];
     // SAFETY: as in `grouped_linear_fwd`; the columns of an expert are inside `b`.
-    unsafe { products(ctx, &groups, most, &product) }
+    unsafe { products(ctx, &Group::new(groups.experts(), most, &product)) }
 }
 
 pub fn grouped_fp8_bwd_weight(ctx: &mut Ctx<'_>, op: &GroupedFp8BwdWeight) -> Result<()> {
@@ -187,5 +181,5 @@ pub fn grouped_fp8_bwd_weight(ctx: &mut Ctx<'_>, op: &GroupedFp8BwdWeight) -> Re
         Gemm::new((oc, ic, rows.len()), of(d_out), of(inp).transposed(), c).beta(beta).alpha(alpha)
     };
     // SAFETY: as in `grouped_linear_bwd_weight`.
-    unsafe { products(ctx, &groups, [oc, ic, all], &product) }
+    unsafe { products(ctx, &Group::new(groups.experts(), [oc, ic, all], &product)) }
 }

@@ -1,9 +1,9 @@
 //! Adapters of experts, on the GEMM: one product for each part of each expert, all in one call.
 
-use super::grouped::Groups;
+use super::Ctx;
+use super::grouped::{Groups, products};
 use super::lora::{columns, columns_mut};
-use super::{Ctx, engine_error};
-use crate::gemm::{Beta, Gemm, Group, gemm_grouped};
+use crate::gemm::{Beta, Gemm, Group};
 use ironhorse_core::Result;
 use ironhorse_core::op::{
     GroupedLoraBwdHidden, GroupedLoraBwdInput, GroupedLoraBwdWeight, GroupedLoraFwd, LoraPart, LoraParts,
@@ -39,15 +39,6 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Runs products.
-///
-/// # Safety
-/// As [`gemm_grouped`].
-unsafe fn products(ctx: &mut Ctx<'_>, group: &Group<'_>) -> Result<()> {
-    // SAFETY: passed on to the caller.
-    unsafe { gemm_grouped(ctx.team, ctx.workspace, ctx.isa, group) }.map_err(engine_error)
-}
-
 pub fn grouped_lora_fwd(ctx: &mut Ctx<'_>, op: &GroupedLoraFwd) -> Result<()> {
     let (out, hidden, b) = (ctx.f32(op.out)?, ctx.f32(op.hidden)?, ctx.f32(op.b)?);
     let (rows, oc, wide) = (op.out.shape.rows(), op.out.shape.cols(), op.hidden.shape.cols());
@@ -71,9 +62,7 @@ pub fn grouped_lora_fwd(ctx: &mut Ctx<'_>, op: &GroupedLoraFwd) -> Result<()> {
     let most = [rows, parts.widest(), rank];
     // SAFETY: shapes and aliasing were checked by `Op::check`; the experts have rows of `out` of their own, and parts are
     // columns of it that do not overlap.
-    unsafe {
-        products(ctx, &Group { count: parts.count(), most, product: &product, finish: None, beside: None })
-    }
+    unsafe { products(ctx, &Group::new(parts.count(), most, &product)) }
 }
 
 pub fn grouped_lora_bwd_hidden(ctx: &mut Ctx<'_>, op: &GroupedLoraBwdHidden) -> Result<()> {
@@ -95,9 +84,7 @@ pub fn grouped_lora_bwd_hidden(ctx: &mut Ctx<'_>, op: &GroupedLoraBwdHidden) -> 
     };
     let most = [rows, rank, parts.widest()];
     // SAFETY: as in `grouped_lora_fwd`, with columns of `d_hidden`.
-    unsafe {
-        products(ctx, &Group { count: parts.count(), most, product: &product, finish: None, beside: None })
-    }
+    unsafe { products(ctx, &Group::new(parts.count(), most, &product)) }
 }
 
 pub fn grouped_lora_bwd_weight(ctx: &mut Ctx<'_>, op: &GroupedLoraBwdWeight) -> Result<()> {
@@ -121,9 +108,7 @@ pub fn grouped_lora_bwd_weight(ctx: &mut Ctx<'_>, op: &GroupedLoraBwdWeight) -> 
     };
     let most = [parts.widest(), rank, rows];
     // SAFETY: shapes and aliasing were checked by `Op::check`; every part of every expert has rows of `d_b` of its own.
-    unsafe {
-        products(ctx, &Group { count: parts.count(), most, product: &product, finish: None, beside: None })
-    }
+    unsafe { products(ctx, &Group::new(parts.count(), most, &product)) }
 }
 
 pub fn grouped_lora_bwd_input(ctx: &mut Ctx<'_>, op: &GroupedLoraBwdInput) -> Result<()> {
@@ -140,13 +125,7 @@ pub fn grouped_lora_bwd_input(ctx: &mut Ctx<'_>, op: &GroupedLoraBwdInput) -> Re
         )
         .beta(Beta::Accumulate)
     };
-    let group = Group {
-        count: groups.experts(),
-        most: [rows, ic, wide],
-        product: &product,
-        finish: None,
-        beside: None,
-    };
+    let group = Group::new(groups.experts(), [rows, ic, wide], &product);
     // SAFETY: shapes and aliasing were checked by `Op::check`; the experts have rows of `d_inp` of their own.
     unsafe { products(ctx, &group) }
 }

@@ -1,9 +1,10 @@
 //! Linear layers on the GEMM, with bias and activation applied while a block of the result is still in cache.
 
 use super::columns::column_sums;
+use super::grouped::products;
 use super::loss::LossRows;
 use super::{Ctx, engine_error};
-use crate::gemm::{Beta, Gemm, Group, MatMut, MatRef, finishes_rows, gemm, gemm_grouped};
+use crate::gemm::{Beta, Gemm, Group, MatMut, MatRef, finishes_rows, gemm};
 use crate::kernel::elementwise::{add_to, unary, unary_bwd};
 use crate::memory::Span;
 use ironhorse_core::Result;
@@ -72,10 +73,9 @@ pub fn linear_then_loss(ctx: &mut Ctx<'_>, op: &LinearFwd, loss: &CrossEntropy) 
     }
     let losses = LossRows::new(ctx, loss)?;
     let finish = |_: usize, rows: Range<usize>| rows.for_each(|row| losses.row(row));
-    let group =
-        Group { count: 1, most: [rows, oc, ic], product: &product, finish: Some(&finish), beside: None };
+    let group = Group { finish: Some(&finish), ..Group::new(1, [rows, oc, ic], &product) };
     // SAFETY: shapes and aliasing were checked by `Op::check` and by `run_joined`; a row of the logits belongs to the task that finishes it.
-    unsafe { gemm_grouped(ctx.team, ctx.workspace, ctx.isa, &group) }.map_err(engine_error)?;
+    unsafe { products(ctx, &group) }?;
     Ok(true)
 }
 

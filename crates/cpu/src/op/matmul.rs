@@ -1,7 +1,8 @@
 //! Products of batches of matrices, on the GEMM.
 
-use super::{Ctx, engine_error};
-use crate::gemm::{Beta, Gemm, Group, MatMut, MatRef, gemm_grouped};
+use super::Ctx;
+use super::grouped::products;
+use crate::gemm::{Beta, Gemm, Group, MatMut, MatRef};
 use crate::kernel::update::scaled;
 use crate::memory::Span;
 use ironhorse_core::Result;
@@ -27,9 +28,9 @@ pub fn matmul(ctx: &mut Ctx<'_>, op: &Matmul) -> Result<()> {
         let c = MatMut { ptr: out.ptr().wrapping_add(i * m * n), rs: n };
         Gemm::new((m, n, k), a, b, c).beta(beta).alpha(op.alpha)
     };
-    let group = Group { count, most: [m, n, k], product: &product, finish: None, beside: None };
+    let group = Group::new(count, [m, n, k], &product);
     // SAFETY: shapes and aliasing were checked by `Op::check`; every product has a result of its own.
-    unsafe { gemm_grouped(ctx.team, ctx.workspace, ctx.isa, &group) }.map_err(engine_error)
+    unsafe { products(ctx, &group) }
 }
 
 /// Matrix number `i` of a batch, which is multiplied as this many rows and columns.

@@ -120,52 +120,23 @@ ROWS_KERNEL(grouped_fp8_exact, false)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 // d_weight (E,oc,ic) from d_out (oc,rows) and inp (ic,rows), of which the tensor map copies 256 lines, with PAIR 128
 template <bool PAIR>
-DEVICE void weight_product(OUT* d_weight, const TensorMap& result, const TensorMap& d_out, const TensorMap& inp, const i32* offsets,
-                           Fault* fault, u32 rows, u32 experts, u32 ic, u32 oc, float scale, u32 adds, double* squares) {
-    const Space space = prepare<PAIR>();
-    const Groups groups = read_groups<BM>(space.groups, offsets, experts, rows, fault);
-    if constexpr (PAIR) cluster_barrier();
-    const WeightTiles<BM, BN, PAIR ? 2 : 1> tiles(groups, oc, ic, PAIR ? cluster_rank() : 0);
-    Turn turn;
-    if (threadIdx.x < GROUP) {
-        fewer_registers<FEW>();
-        if (threadIdx.x != 0) return;
-        tiles.each([&](const WeightTile& tile) {
-            const u32 skipped = groups.first(tile.expert) % TERMS, own = groups.rows(tile.expert);
-            const i32 first = (i32)(groups.first(tile.expert) - skipped), column = (i32)tile.column;
-            const Work work{(i32)tile.row, first, column, first, own == 0 ? 0 : own + skipped};
-            copy_tile<true, true, PAIR, PAIR>(space, turn, d_out, inp, work, column + BN / 2);
-        });
-    } else {
-        more_registers<MANY>();
-        ResultStores stores(space);
-        LeftSquares left(squares);
-        for (u64 t = tiles.first(); t < tiles.count; t += tiles.stride()) {  // in `each` f32 would spill registers
-            const WeightTile tile = tiles.at(t);
-            const auto [expert, row, column] = tile;
-            const u32 terms = groups.rows(expert);
-            OUT* const to = d_weight + ((u64)expert * oc + row) * ic + column;
-            if (terms == 0) {
-                if (!adds) write_zeros(to, ic, oc - row, ic - column);
-                left.send();
-                left.put(tiles.number(tile), 0.0);
-                continue;
-            }
-            float acc[128];
-            const u32 skipped = groups.first(expert) % TERMS;
-            left.send();  // while products run there are no registers for it
-            multiply_exact<true, PAIR>(acc, space, turn, skipped, skipped + terms, [] {});
-            scale_all(acc, scale);
-            if (adds) add_old(acc, to, ic, oc - row, ic - column);
-            write_weight(stores, result, d_weight, ic, column, expert * oc + row, oc - row, ic - column, acc, left, tiles.number(tile));
-        }
-        left.send();
-        stores.close();
-        part<PAIR>();
-    }
+DEVICE void weight_product(const WeightTarget& to, const TensorMap& d_out, const TensorMap& inp, const Routed& routed, float scale) {
+    const auto copy = [&](const Space& space, Turn& turn, const Groups& groups, const WeightTile& tile) {
+        const u32 skipped = groups.first(tile.expert) % TERMS, own = groups.rows(tile.expert);
+        const i32 first = (i32)(groups.first(tile.expert) - skipped), column = (i32)tile.column;
+        const Work work{(i32)tile.row, first, column, first, own == 0 ? 0 : own + skipped};
+        copy_tile<true, true, PAIR, PAIR>(space, turn, d_out, inp, work, column + BN / 2);
+    };
+    const auto product = [=](float (&acc)[128], const Space& space, Turn& turn, u32 first, u32 terms, LeftSquares& left) {
+        const u32 skipped = first % TERMS;
+        left.send();  // while products run there are no registers for it
+        multiply_exact<true, PAIR>(acc, space, turn, skipped, skipped + terms, [] {});
+        scale_all(acc, scale);
+    };
+    weight_tiles<PAIR>(to, routed, copy, product);
 }
 #define WEIGHT_PRODUCT(PAIR)                                                                                                     \
-    weight_product<PAIR>(d_weight, result, d_out, inp, offsets, fault, rows, experts, ic, oc, *d_out_inverse * *inp_inverse, adds, squares);
+    weight_product<PAIR>({d_weight, result, ic, oc, adds, squares}, d_out, inp, {offsets, fault, rows, experts}, *d_out_inverse * *inp_inverse);
 #else
 #define WEIGHT_PRODUCT(PAIR)
 #endif

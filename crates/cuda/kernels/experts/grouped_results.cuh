@@ -107,30 +107,22 @@ DEVICE void write_zeros(OUT* to, u64 stride, u32 rows, u32 columns) {
         if (i / BN < rows && i % BN < columns) to[i / BN * stride + i % BN] = from_float<OUT>(0.0f);
 }
 
-// acc += what is there already.
-DEVICE void add_old(float (&acc)[128], const bf16* from, u64 stride, u32 rows, u32 columns) {
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const u32 row = own_row() + 8 * h;
-        const bf16* const line = from + row * stride + threadIdx.x % 4 * 2;
-#pragma unroll
-        for (int n = 0; n < BN / 8; n++) {
-            const bool inside = row < rows && 8 * n < columns;
-            const u32 old = inside ? *reinterpret_cast<const u32*>(line + 8 * n) : 0;
-            acc[4 * n + 2 * h] += __uint_as_float(old << 16);
-            acc[4 * n + 2 * h + 1] += __uint_as_float(old & 0xffff0000u);
-        }
-    }
+// Two elements side by side, zeros unless they exist.
+DEVICE float2 two(const bf16* at, bool exist) {
+    const u32 pair = exist ? *reinterpret_cast<const u32*>(at) : 0;
+    return make_float2(low(pair), high(pair));
 }
-DEVICE void add_old(float (&acc)[128], const float* from, u64 stride, u32 rows, u32 columns) {
+DEVICE float2 two(const float* at, bool exist) { return exist ? *reinterpret_cast<const float2*>(at) : make_float2(0.0f, 0.0f); }
+
+// acc += what is there already.
+DEVICE void add_old(float (&acc)[128], const OUT* from, u64 stride, u32 rows, u32 columns) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const u32 row = own_row() + 8 * h;
-        const float* const line = from + row * stride + threadIdx.x % 4 * 2;
+        const OUT* const line = from + row * stride + threadIdx.x % 4 * 2;
 #pragma unroll
         for (int n = 0; n < BN / 8; n++) {
-            const bool inside = row < rows && 8 * n < columns;
-            const float2 old = inside ? *reinterpret_cast<const float2*>(line + 8 * n) : make_float2(0.0f, 0.0f);
+            const float2 old = two(line + 8 * n, row < rows && 8 * n < columns);
             acc[4 * n + 2 * h] += old.x;
             acc[4 * n + 2 * h + 1] += old.y;
         }
@@ -139,4 +131,58 @@ DEVICE void add_old(float (&acc)[128], const float* from, u64 stride, u32 rows, 
 
 // Registers of a producer thread and of a consumer thread: together those of the block.
 constexpr int FEW = 40, MANY = 232;
+
+// The rows of experts.
+struct Routed {
+    const i32* offsets;
+    Fault* fault;
+    u32 rows, experts;
+};
+
+// A gradient of experts' weights (E,oc,ic).
+struct WeightTarget {
+    OUT* at;
+    const TensorMap& map;
+    u32 ic, oc;
+    u32 adds;
+    double* squares;
+};
+
+// The tiles of a gradient of weights, by all threads of a block: a producer calls copy(space, turn, groups, tile) for each of them, consumers
+// product(acc, space, turn, first, terms, left) for each whose expert has rows, by the first of them; that sends what is left of the tile before.
+template <bool PAIR, class C, class P> DEVICE void weight_tiles(const WeightTarget& to, const Routed& routed, C copy, P product) {
+    const Space space = prepare<PAIR>();
+    const Groups groups = read_groups<BM>(space.groups, routed.offsets, routed.experts, routed.rows, routed.fault);
+    if constexpr (PAIR) cluster_barrier();
+    const auto [d_weight, map, ic, oc, adds, squares] = to;
+    const WeightTiles<BM, BN, PAIR ? 2 : 1> tiles(groups, oc, ic, PAIR ? cluster_rank() : 0);
+    Turn turn;
+    if (threadIdx.x < GROUP) {
+        fewer_registers<FEW>();
+        if (threadIdx.x == 0) tiles.each([&](const WeightTile& tile) { copy(space, turn, groups, tile); });
+    } else {
+        more_registers<MANY>();
+        ResultStores stores(space);
+        LeftSquares left(squares);
+        for (u64 t = tiles.first(); t < tiles.count; t += tiles.stride()) {  // in `each` f32 would spill registers
+            const WeightTile tile = tiles.at(t);
+            const auto [expert, row, column] = tile;
+            const u32 terms = groups.rows(expert);
+            OUT* const own = d_weight + ((u64)expert * oc + row) * ic + column;
+            if (terms == 0) {
+                if (!adds) write_zeros(own, ic, oc - row, ic - column);
+                left.send();
+                left.put(tiles.number(tile), 0.0);
+                continue;
+            }
+            float acc[128];
+            product(acc, space, turn, groups.first(expert), terms, left);
+            if (adds) add_old(acc, own, ic, oc - row, ic - column);
+            write_weight(stores, map, d_weight, ic, column, expert * oc + row, oc - row, ic - column, acc, left, tiles.number(tile));
+        }
+        left.send();
+        stores.close();
+        part<PAIR>();
+    }
+}
 #endif

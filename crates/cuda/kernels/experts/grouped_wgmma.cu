@@ -49,51 +49,20 @@ DEVICE void rows_product(const Target& out, const TensorMap& inp, const TensorMa
 }
 
 // d_weight (E,oc,ic) from d_out (rows,oc) and inp (rows,ic)
-template <bool PAIR>
-DEVICE void weight_product(OUT* d_weight, const TensorMap& result, const TensorMap& d_out, const TensorMap& inp, const i32* offsets,
-                           Fault* fault, u32 rows, u32 experts, u32 ic, u32 oc, u32 adds, double* squares) {
-    constexpr u32 BLOCKS = PAIR ? 2 : 1;
-    const Space space = prepare<PAIR>();
-    const Groups groups = read_groups<BM>(space.groups, offsets, experts, rows, fault);
-    if constexpr (PAIR) cluster_barrier();
-    const WeightTiles<BM, BN, BLOCKS> tiles(groups, oc, ic, PAIR ? cluster_rank() : 0);
-    Turn turn;
-    if (threadIdx.x < GROUP) {
-        fewer_registers<FEW>();
-        if (threadIdx.x != 0) return;
-        tiles.each([&](const WeightTile& tile) {
-            const i32 first = (i32)groups.first(tile.expert);
-            const Work work{(i32)tile.row, first, (i32)tile.column, first, groups.rows(tile.expert)};
-            copy_tile<false, false, false, PAIR>(space, turn, d_out, inp, work);
-        });
-    } else {
-        more_registers<MANY>();
-        ResultStores stores(space);
-        LeftSquares left(squares);
-        for (u64 t = tiles.first(); t < tiles.count; t += tiles.stride()) {  // in `each` f32 would spill registers
-            const WeightTile tile = tiles.at(t);
-            const auto [expert, row, column] = tile;
-            const u32 terms = groups.rows(expert);
-            OUT* const to = d_weight + ((u64)expert * oc + row) * ic + column;
-            if (terms == 0) {
-                if (!adds) write_zeros(to, ic, oc - row, ic - column);
-                left.send();
-                left.put(tiles.number(tile), 0.0);
-                continue;
-            }
-            float acc[128];
-            multiply<false, false, PAIR>(acc, space, turn, terms, [&] { left.send(); });
-            if (adds) add_old(acc, to, ic, oc - row, ic - column);
-            write_weight(stores, result, d_weight, ic, column, expert * oc + row, oc - row, ic - column, acc, left, tiles.number(tile));
-        }
-        left.send();
-        stores.close();
-        part<PAIR>();
-    }
+template <bool PAIR> DEVICE void weight_product(const WeightTarget& to, const TensorMap& d_out, const TensorMap& inp, const Routed& routed) {
+    const auto copy = [&](const Space& space, Turn& turn, const Groups& groups, const WeightTile& tile) {
+        const i32 first = (i32)groups.first(tile.expert);
+        const Work work{(i32)tile.row, first, (i32)tile.column, first, groups.rows(tile.expert)};
+        copy_tile<false, false, false, PAIR>(space, turn, d_out, inp, work);
+    };
+    const auto product = [](float (&acc)[128], const Space& space, Turn& turn, u32, u32 terms, LeftSquares& left) {
+        multiply<false, false, PAIR>(acc, space, turn, terms, [&] { left.send(); });
+    };
+    weight_tiles<PAIR>(to, routed, copy, product);
 }
 
 #define ROWS_PRODUCT(ALONG, PAIR, N, K) rows_product<ALONG, PAIR>({result, out, N}, inp, weight, offsets, fault, rows, experts, N, K);
-#define WEIGHT_PRODUCT(PAIR) weight_product<PAIR>(d_weight, result, d_out, inp, offsets, fault, rows, experts, ic, oc, adds, squares);
+#define WEIGHT_PRODUCT(PAIR) weight_product<PAIR>({d_weight, result, ic, oc, adds, squares}, d_out, inp, {offsets, fault, rows, experts});
 #else
 #define ROWS_PRODUCT(ALONG, PAIR, N, K)
 #define WEIGHT_PRODUCT(PAIR)

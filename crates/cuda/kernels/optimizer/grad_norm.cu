@@ -1,12 +1,12 @@
 // grad_norm: norm = √Σ g² over one flat pool; halt = 1 if it was not 0, if the norm or the loss is not finite, or if a kernel
 //        of the step reported a fault (a router that met a NaN), else 0
-// moves  n·sizeof(GRAD) bytes; bound: memory
+// moves  n·sizeof(GRAD) bytes; bound: memory. Gradients of which sums of squares were left are not read: 8 bytes a sum instead
 // grid   grad_norm_parts: a block for each piece of 65,536 elements; grad_norm_total: one block; any n
 //        Where kernels have left sums of squares of the gradients that they wrote (experts/grouped_results.cuh), grad_norm_left adds those
 //        up, a block for each 8,192 of a tensor, and grad_norm_rest has a block for each piece of what lies between these tensors
 // order  each thread its vectors of a piece in order, a tree over the block, then over the pieces: the same on every device, and
-//        whichever rank has a piece. Sums that were left are of a warp's part of a tile, and a block's threads take every 512th
-//        f64, so that tiny and huge gradients neither vanish nor overflow. 8 squares of bf16, which are exact in f32, are
+//        whichever rank has a piece. Sums that were left are of a warp's part of a tile, and a block's threads take every 512th.
+//        All sums are in f64, so that tiny and huge gradients neither vanish nor overflow. 8 squares of bf16, which are exact in f32, are
 //        added there first; a thread whose sum shows that f32 was too narrow for them reads its part again, all in f64
 #include "optimizer/squares.cuh"
 

@@ -76,8 +76,8 @@ impl Product {
         let path = self.path(cx, formats)?;
         let spec = spec(path, formats, self.slots[0].dtype)?;
         let pairs = path == Path::Wgmma && self.in_pairs() && may_pair();
-        // each block of a pair copies one half
-        let lines = path.tile()[1] / if pairs { 2 } else { 1 };
+        let blocks = if pairs { 2 } else { 1 };
+        let lines = path.tile()[1] / blocks; // each block of a pair copies one half
         let args = if path == Path::Wgmma { self.mapped(cx, lines)? } else { cx.pointers(&self.slots)? };
         let name = match path {
             _ if pairs => "grouped_fp8_bwd_weight_pair",
@@ -86,7 +86,7 @@ impl Product {
         };
         let flag = self.flag;
         let squares = if path == Path::Wgmma && self.is_gradient { Some(self.squares(cx)?) } else { None };
-        self.launch_kernel(cx, (path, path.threads()), (&spec, name), args, |_, args| {
+        self.launch_kernel(cx, (path, path.threads(), blocks), (&spec, name), args, |_, args| {
             let args = args.u32(flag.into());
             Ok(match squares {
                 Some(at) => args.ptr(at),
@@ -117,11 +117,11 @@ impl Product {
         Ok(args.words(&matrix(cx, right)?.tensor_map(cx.device, lines as u32)?))
     }
 
-    /// A kernel of this product, from its first arguments on; `more` adds the last ones.
+    /// A kernel of this product, by clusters of so many blocks, from its first arguments on; `more` adds the last ones.
     fn launch_kernel(
         &self,
         cx: &mut Lower<'_>,
-        (path, threads): (Path, u32),
+        (path, threads, cluster): (Path, u32, usize),
         (spec, name): (&Spec, &'static str),
         args: Args,
         more: impl FnOnce(&Lower<'_>, Args) -> Result<Args>,
@@ -134,8 +134,7 @@ impl Product {
         let shared = path.shared(experts);
         let function = cx.kernel(spec, name)?;
         let resident = (cx.device.info.sms * function.blocks_per_sm(threads, shared)?.max(1)) as usize;
-        let blocks = (self.tiles)(self, path.tile()).min(resident);
-        let blocks = if self.in_pairs() { blocks / 2 * 2 } else { blocks };
+        let blocks = (self.tiles)(self, path.tile()).min(resident) / cluster * cluster;
         cx.launch_function(name, function, Grid::linear(blocks, threads).shared(shared), args);
         Ok(())
     }
@@ -160,7 +159,7 @@ pub(super) fn with_product(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     let replaced = cx.out.split_off(cx.out.len() - 2); // the launches of the product and of SwiGLU
     let args = product.mapped(cx, Path::Wgmma.tile()[1] / 2)?; // gates, and as many ups
     let spec = swiglu_spec(formats[0]);
-    let how = (Path::Wgmma, SWIGLU_THREADS);
+    let how = (Path::Wgmma, SWIGLU_THREADS, 1);
     product.launch_kernel(cx, how, (&spec, "grouped_fp8_swiglu"), args, |cx, args| {
         let args = cx.append(args, &[out, op.inverse, seen, op.amax].map(Some))?;
         Ok(args.u32(op.margin as u32).u32(op.unknown as u32))
