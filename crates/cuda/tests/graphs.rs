@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use ironhorse_core::op::LinearFwd;
-use ironhorse_core::{Builder, Engine, EngineExt, Precision, Scalars};
+use ironhorse_core::{Builder, Engine, Precision, Scalars};
 use ironhorse_testkit::Rng;
 
 mod joined;

@@ -42,7 +42,7 @@ fn rows_from(span: Span<f32>, first: usize, cols: usize) -> MatRef {
     MatRef::row_major(span.ptr().wrapping_add(first * cols).cast_const(), cols)
 }
 
-/// Rows of `width` that are used with those of an expert.
+/// Rows of another array that belong to an expert's rows.
 fn beside(span: Span<f32>, first: usize, width: usize) -> Beside {
     Beside { ptr: rows_from(span, first, width).ptr, rs: width, width }
 }
@@ -56,7 +56,7 @@ fn writable(m: MatRef) -> MatMut {
 /// # Safety
 /// As [`gemm_grouped`].
 pub(super) unsafe fn products(ctx: &mut Ctx<'_>, group: &Group<'_>) -> Result<()> {
-    // SAFETY: passed on to the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { gemm_grouped(ctx.team, ctx.workspace, ctx.isa, group) }.map_err(engine_error)
 }
 
@@ -89,7 +89,7 @@ pub fn grouped_linear_fwd(ctx: &mut Ctx<'_>, op: &GroupedLinearFwd) -> Result<()
     unsafe { products(ctx, &group) }
 }
 
-/// With the backward of an activation whose gradient `d_inp` is, a row as soon as it is there.
+/// With `then`, SwiGLU's backward runs on each row of `d_inp` as soon as that row is complete.
 pub fn grouped_linear_bwd_input(
     ctx: &mut Ctx<'_>,
     op: &GroupedLinearBwdInput,
