@@ -3,9 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+mod joined;
+
 use ironhorse_core::op::{Act, Gain, LinearFwd, PreAct, ResidualLayerNormFwd, ResidualRmsNormFwd};
 use ironhorse_core::{Builder, DType, Engine, EngineExt, Precision, Program, Scalars, Slot};
-use ironhorse_cuda::{CudaEngine, Settings};
+use ironhorse_cuda::CudaEngine;
 use ironhorse_testkit::Rng;
 
 const EPS: f32 = 1e-5;
@@ -50,45 +52,27 @@ fn program(case: Case) -> (Program, Vec<Slot>, Vec<Slot>) {
     (builder.finish().unwrap(), inputs, outputs)
 }
 
-/// The bits of all outputs after running the ops, in one range or each by itself.
-fn run(engine: &mut CudaEngine, case: Case, together: bool) -> Vec<Vec<u32>> {
+/// The bits of all outputs after running the ops, in one range or each by itself, and the names of the kernels of one range.
+fn run(engine: &mut CudaEngine, case: Case, together: bool) -> (Vec<Vec<u32>>, Vec<String>) {
     let (program, inputs, outputs) = program(case);
     engine.reserve(program.layout()).unwrap();
     let mut rng = Rng::new(7);
     let values: Vec<Vec<f32>> = inputs.iter().map(|slot| rng.uniforms(slot.numel(), -1.0, 1.0)).collect();
-    for slot in &outputs {
-        engine.write_f32(*slot, &vec![f32::NAN; slot.numel()]).unwrap();
-    }
+    joined::set(engine, &outputs, f32::NAN);
     // The first run is eager, the second recorded, the third replayed.
     for _ in 0..3 {
         for (slot, values) in inputs.iter().zip(&values) {
             engine.write_f32(*slot, values).unwrap();
         }
-        let length = if together { 2 } else { 1 };
-        for start in (0..2).step_by(length) {
-            engine.run(&program, start..start + length, &Scalars::default()).unwrap();
-        }
+        joined::run(engine, &program, together, &Scalars::default());
     }
-    let read = |slot: &Slot| {
-        let mut data = vec![0.0; slot.numel()];
-        engine.read_f32(*slot, &mut data).unwrap();
-        data.iter().map(|value: &f32| value.to_bits()).collect()
-    };
-    outputs.iter().map(read).collect()
-}
-
-fn kernels(engine: &mut CudaEngine, case: Case) -> usize {
-    let (program, ..) = program(case);
-    engine.reserve(program.layout()).unwrap();
-    let mut record = Vec::new();
-    engine.profile(&program, 0..2, &[], &Scalars::default(), &mut record).unwrap();
-    record.len()
+    (joined::bits(engine, &outputs), joined::kernels(engine, &program))
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn a_norm_inside_the_layer_has_the_same_bits() {
-    let mut engine = CudaEngine::new(Settings::default()).unwrap();
+    let mut engine = joined::engine();
     let f32 = Precision::F32;
     let one =
         Case { precision: Precision::BF16, rows: 1, width: 1600, outs: 12000, rms: None, in_place: false };
@@ -112,10 +96,8 @@ fn a_norm_inside_the_layer_has_the_same_bits() {
         (Case { width: 64, outs: 300000, ..one }, 2),
     ];
     for (case, expected) in cases {
-        let together = run(&mut engine, case, true);
-        let apart = run(&mut engine, case, false);
-        assert!(together.iter().flatten().all(|&bits| f32::from_bits(bits).is_finite()), "{case:?}");
-        assert_eq!(together, apart, "{case:?}");
-        assert_eq!(kernels(&mut engine, case), expected, "{case:?}");
+        let (together, names) = run(&mut engine, case, true);
+        joined::check_same(&together, &run(&mut engine, case, false).0, case);
+        assert_eq!(names.len(), expected, "{case:?} {names:?}");
     }
 }

@@ -14,13 +14,9 @@ use ironhorse_core::op::{
     RouterBwd, RouterFwd, RouterLoad, SwigluBwd, SwigluFwd,
 };
 use ironhorse_core::{Builder, DType, Engine, EngineExt, Precision, Program, Scalars, Shape, Slot};
-use ironhorse_cuda::{CudaEngine, Settings, devices};
+use ironhorse_cuda::CudaEngine;
 use ironhorse_testkit::Rng;
-use std::sync::Mutex;
 use std::time::Instant;
-
-/// A profile records all kernels of the device, so that these tests must not run side by side.
-static DEVICE: Mutex<()> = Mutex::new(());
 
 const TOKENS: usize = 16_384;
 const CHOSEN: usize = 4;
@@ -138,13 +134,13 @@ fn layer() -> (Program, Vec<(Slot, f32)>) {
 #[test]
 #[ignore = "needs a GPU"]
 fn speed() {
-    let _alone = DEVICE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _alone = joined::alone();
     let (program, random) = layer();
-    let mut engine = CudaEngine::new(Settings::default()).unwrap();
+    let mut engine = joined::engine();
     engine.reserve(program.layout()).unwrap();
     let mut rng = Rng::new(1);
     for (slot, range) in random {
-        engine.write_f32(slot, &rng.uniforms(slot.numel(), -range, range)).unwrap();
+        joined::fill(&mut engine, &mut rng, slot, range);
     }
     let scalars = Scalars { loss_scale: 1.0 / TOKENS as f32, ..Scalars::default() };
     let all = program.nodes().len();
@@ -213,7 +209,7 @@ fn backward(engine: &mut CudaEngine, case: Backward, together: bool) -> (Vec<Vec
             engine.write_f32(*slot, &vec![f32::NAN; slot.numel()]).unwrap();
         }
         for (slot, most) in [(d_out, 1.0), (weight, 1.7 / (width as f32).sqrt()), (inp, 4.0)] {
-            engine.write_f32(slot, &rng.uniforms(slot.numel(), -most, most)).unwrap();
+            joined::fill(engine, &mut rng, slot, most);
         }
         engine.write_i32(offsets, &ends).unwrap();
         joined::run(engine, &program, together, &Scalars::default());
@@ -224,9 +220,9 @@ fn backward(engine: &mut CudaEngine, case: Backward, together: bool) -> (Vec<Vec
 #[test]
 #[ignore = "needs a GPU"]
 fn swiglu_behind_the_product_of_its_gradient_has_the_same_bits() {
-    let _alone = DEVICE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let mut engine = CudaEngine::new(Settings::default()).unwrap();
-    let hopper = devices().unwrap()[0].compute == (9, 0);
+    let _alone = joined::alone();
+    let mut engine = joined::engine();
+    let hopper = joined::is_hopper();
     // Rows of an expert end inside a tile, or are fewer than a warp's; more tiles than blocks; columns that end inside a tile, and
     // some that the kernel does not take.
     for (rows, width, ffn, whole) in [
@@ -239,24 +235,24 @@ fn swiglu_behind_the_product_of_its_gradient_has_the_same_bits() {
         for (in_place, read) in [(true, false), (false, false), (false, true)] {
             let case = Backward { rows, width, ffn, in_place, read };
             let (together, names) = backward(&mut engine, case, true);
-            let (apart, _) = backward(&mut engine, case, false);
-            assert!(together == apart, "{case:?}");
-            assert!(together.iter().flatten().all(|bits| f32::from_bits(*bits).is_finite()), "{case:?}");
-            let has = |name: &str| names.iter().any(|of| of == name);
-            assert_eq!(has("grouped_swiglu_bwd"), hopper && whole && !read, "{case:?} {names:?}");
+            joined::check_same(&together, &backward(&mut engine, case, false).0, case);
+            assert_eq!(
+                joined::has(&names, "grouped_swiglu_bwd"),
+                hopper && whole && !read,
+                "{case:?} {names:?}"
+            );
         }
     }
 }
 
-/// The gradient of weights of 128·`parts` rows, of all at once and of each 128 by themselves, added to what is there if `adds`: the bits
-/// of both, and the names of the kernels.
+/// Compares the gradient of weights of 128·`parts` rows, of all at once and of each 128 by themselves, added to what is there if `adds`:
+/// the names of the kernels.
 fn weights(
     engine: &mut CudaEngine,
     counts: [usize; 4],
     [parts, ic]: [usize; 2],
-    out: DType,
-    adds: bool,
-) -> ([Vec<u32>; 2], Vec<String>) {
+    (out, adds): (DType, bool),
+) -> Vec<String> {
     const PART: usize = 128;
     let (rows, experts) = (counts.iter().sum::<usize>(), counts.len());
     let accum = if adds { Accum::Add } else { Accum::Write };
@@ -269,39 +265,29 @@ fn weights(
         b.push(GroupedLinearBwdWeight { d_weight, d_out, inp, offsets, accum }).unwrap();
         (d_out, d_weight)
     };
-    let whole = product("whole".into(), parts * PART);
-    let single: Vec<_> = (0..parts).map(|part| product(part.to_string(), PART)).collect();
+    let (d_out, whole) = product("whole".into(), parts * PART);
+    let (d_outs, single): (Vec<_>, Vec<_>) = (0..parts).map(|part| product(part.to_string(), PART)).unzip();
     let program = b.finish().unwrap();
     engine.reserve(program.layout()).unwrap();
     let mut rng = Rng::new(29);
     engine.write_i32(offsets, &joined::offsets(&counts)).unwrap();
-    engine.write_f32(inp, &rng.uniforms(inp.numel(), -1.0, 1.0)).unwrap();
-    let (gradients, old) = (rng.uniforms(whole.0.numel(), -1.0, 1.0), if adds { 0.75 } else { f32::NAN });
-    engine.write_f32(whole.0, &gradients).unwrap();
-    for (part, (d_out, _)) in single.iter().enumerate() {
+    joined::fill(engine, &mut rng, inp, 1.0);
+    let (gradients, old) = (rng.uniforms(d_out.numel(), -1.0, 1.0), if adds { 0.75 } else { f32::NAN });
+    engine.write_f32(d_out, &gradients).unwrap();
+    for (part, d_out) in d_outs.into_iter().enumerate() {
         let columns = |row: &[f32]| row[part * PART..][..PART].to_vec();
         let own: Vec<f32> = gradients.chunks(parts * PART).flat_map(columns).collect();
-        engine.write_f32(*d_out, &own).unwrap();
+        engine.write_f32(d_out, &own).unwrap();
     }
-    for (_, d_weight) in single.iter().chain([&whole]) {
-        engine.write_f32(*d_weight, &vec![old; d_weight.numel()]).unwrap();
-    }
-    engine.run(&program, 0..program.nodes().len(), &Scalars::default()).unwrap();
-    let mut read = |slot: Slot| joined::bits(engine, &[slot]).remove(0);
-    let together = read(whole.1);
-    let apart: Vec<Vec<u32>> = single.iter().map(|(_, d_weight)| read(*d_weight)).collect();
-    let of_expert =
-        |expert: usize| apart.iter().flat_map(move |part| &part[expert * PART * ic..][..PART * ic]);
-    let apart = (0..experts).flat_map(of_expert).copied().collect();
-    ([together, apart], joined::kernels(engine, &program))
+    joined::check_parts(engine, &program, (whole, &single), old, (counts, parts, ic, out, adds))
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn a_gradient_of_weights_has_the_same_bits_by_pairs_of_blocks() {
-    let _alone = DEVICE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let mut engine = CudaEngine::new(Settings::default()).unwrap();
-    let hopper = devices().unwrap()[0].compute == (9, 0);
+    let _alone = joined::alone();
+    let mut engine = joined::engine();
+    let hopper = joined::is_hopper();
     // An expert without rows, rows that end inside a stage, more tiles than blocks, columns that end inside a tile, and an odd number of
     // tiles, which single blocks compute.
     for (rows, size) in [
@@ -310,16 +296,9 @@ fn a_gradient_of_weights_has_the_same_bits_by_pairs_of_blocks() {
         ([1000, 0, 501, 24], [40, 1344]),
         ([64, 17, 129, 900], [3, 320]),
     ] {
-        for (out, adds) in
-            [(DType::BF16, false), (DType::BF16, true), (DType::F32, false), (DType::F32, true)]
-        {
-            let ([together, apart], names) = weights(&mut engine, rows, size, out, adds);
-            assert!(together == apart, "{rows:?} {size:?} {out} {adds}");
-            assert!(
-                together.iter().all(|bits| f32::from_bits(*bits).is_finite()),
-                "{rows:?} {size:?} {out} {adds}"
-            );
-            let pairs = names.iter().any(|name| name == "grouped_wgmma_bwd_weight_pair");
+        for how in joined::WAYS {
+            let names = weights(&mut engine, rows, size, how);
+            let pairs = joined::has(&names, "grouped_wgmma_bwd_weight_pair");
             assert_eq!(pairs, hopper && size[0].is_multiple_of(2), "{names:?}");
         }
     }
@@ -332,7 +311,7 @@ fn rows_products(
     counts: &[usize],
     [oc, ic]: [usize; 2],
     slice: Option<usize>,
-) -> ([Vec<u32>; 4], Vec<String>) {
+) -> (Vec<Vec<u32>>, Vec<String>) {
     let (rows, experts) = (counts.iter().sum::<usize>(), counts.len());
     let mut b = Builder::with_precision(Precision::BF16);
     let mut io = |name: &str, cols| b.io(name, [rows, cols], DType::BF16);
@@ -377,25 +356,23 @@ fn rows_products(
     engine.reserve(program.layout()).unwrap();
     let mut rng = Rng::new(31);
     for slot in [inp, d_out, weight] {
-        engine.write_f32(slot, &rng.uniforms(slot.numel(), -1.0, 1.0)).unwrap();
+        joined::fill(engine, &mut rng, slot, 1.0);
     }
-    for slot in [out, gated, act, d_inp] {
-        engine.write_f32(slot, &vec![f32::NAN; slot.numel()]).unwrap();
-    }
+    let outputs = [out, gated, act, d_inp];
+    joined::set(engine, &outputs, f32::NAN);
     for (slot, ends) in offsets {
         engine.write_i32(slot, &ends).unwrap();
     }
-    engine.run(&program, 0..program.nodes().len(), &Scalars::default()).unwrap();
-    let results = joined::bits(engine, &[out, gated, act, d_inp]).try_into().unwrap();
-    (results, joined::kernels(engine, &program))
+    joined::run(engine, &program, true, &Scalars::default());
+    (joined::bits(engine, &outputs), joined::kernels(engine, &program))
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn products_of_rows_have_the_same_bits_by_pairs_of_blocks() {
-    let _alone = DEVICE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let mut engine = CudaEngine::new(Settings::default()).unwrap();
-    let hopper = devices().unwrap()[0].compute == (9, 0);
+    let _alone = joined::alone();
+    let mut engine = joined::engine();
+    let hopper = joined::is_hopper();
     // Even and odd numbers of tiles of rows and of columns, an expert without rows, ends inside a tile, more tiles than blocks.
     for (counts, size) in [
         (&[512][..], [128, 64]),
@@ -405,14 +382,10 @@ fn products_of_rows_have_the_same_bits_by_pairs_of_blocks() {
     ] {
         let (together, names) = rows_products(&mut engine, counts, size, None);
         let (apart, single) = rows_products(&mut engine, counts, size, Some(384));
-        assert!(together == apart, "{counts:?} {size:?}");
-        assert!(
-            together.iter().flatten().all(|bits| f32::from_bits(*bits).is_finite()),
-            "{counts:?} {size:?}"
-        );
+        joined::check_same(&together, &apart, (counts, size));
         for name in ["grouped_wgmma_fwd_pair", "grouped_swiglu_fwd_pair", "grouped_wgmma_bwd_input_pair"] {
-            assert_eq!(names.iter().any(|of| of == name), hopper, "{names:?}");
-            assert!(single.iter().all(|of| of != name), "{single:?}");
+            assert_eq!(joined::has(&names, name), hopper, "{names:?}");
+            assert!(!joined::has(&single, name), "{single:?}");
         }
     }
 }

@@ -2,7 +2,7 @@
 //! as one after the other. And gradients of experts' weights by pairs of blocks: those of single ones.
 //! `cargo test -p ironhorse-cuda --test fp8 -- --ignored --nocapture`
 
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 mod joined;
 
@@ -11,12 +11,28 @@ use ironhorse_core::op::{
     ResidualLayerNormFwd, ResidualRmsNormFwd, SwigluBwd, SwigluFwd,
 };
 use ironhorse_core::{Builder, DType, Engine, EngineExt, Fp8, Precision, Program, Scalars, Slot};
-use ironhorse_cuda::{CudaEngine, Settings, devices};
+use ironhorse_cuda::CudaEngine;
 use ironhorse_testkit::Rng;
-use std::sync::Mutex;
 
-/// A profile records all kernels of the device, so that these tests must not run side by side.
-static DEVICE: Mutex<()> = Mutex::new(());
+/// `inp` in 8 bits, by rows.
+fn quantize(inp: Slot, out: Slot, [inverse, amax, seen]: [Slot; 3]) -> Quantize {
+    let DType::F8(format) = out.dtype else { panic!("{out:?} is not in 8 bits") };
+    Quantize {
+        out: Some(out),
+        out_t: None,
+        inverse,
+        d_bias: None,
+        inp,
+        pre: None,
+        amax,
+        seen: Some(seen),
+        act: None,
+        format,
+        margin: 1,
+        unknown: 3,
+        accum: Accum::Write,
+    }
+}
 
 /// What a case varies.
 #[derive(Clone, Copy, Debug)]
@@ -59,21 +75,7 @@ fn program(case: Case) -> (Program, Vec<Slot>, Vec<Slot>) {
                 .unwrap();
         }
     }
-    let quantize = Quantize {
-        out: Some(by_rows),
-        out_t: Some(by_columns),
-        inverse,
-        d_bias: None,
-        inp: out,
-        pre: None,
-        amax,
-        seen: Some(seen),
-        act: None,
-        format,
-        margin: 1,
-        unknown: 3,
-        accum: Accum::Write,
-    };
+    let quantize = Quantize { out_t: Some(by_columns), ..quantize(out, by_rows, [inverse, amax, seen]) };
     builder.push(quantize).unwrap();
     if read {
         builder.push(Add { out: twice, a: out, b: out }).unwrap();
@@ -82,17 +84,15 @@ fn program(case: Case) -> (Program, Vec<Slot>, Vec<Slot>) {
     (builder.finish().unwrap(), vec![weight, bias, a, b, amax, seen], outputs)
 }
 
-/// The bits of all outputs after running the ops, in one range or each by itself.
-fn run(engine: &mut CudaEngine, case: Case, together: bool) -> Vec<Vec<u32>> {
+/// The bits of all outputs after running the ops, in one range or each by itself, and the names of the kernels of one range.
+fn run(engine: &mut CudaEngine, case: Case, together: bool) -> (Vec<Vec<u32>>, Vec<String>) {
     let (program, inputs, outputs) = program(case);
     engine.reserve(program.layout()).unwrap();
     let mut rng = Rng::new(7);
     let mut values: Vec<Vec<f32>> = inputs.iter().map(|slot| rng.uniforms(slot.numel(), -1.0, 1.0)).collect();
     values[4] = vec![case.amax];
     values[5] = vec![0.0];
-    for slot in &outputs {
-        engine.write_f32(*slot, &vec![f32::NAN; slot.numel()]).unwrap();
-    }
+    joined::set(engine, &outputs, f32::NAN);
     // The first run is eager, the second recorded, the third replayed.
     for _ in 0..3 {
         for (slot, values) in inputs.iter().zip(&values) {
@@ -100,22 +100,14 @@ fn run(engine: &mut CudaEngine, case: Case, together: bool) -> Vec<Vec<u32>> {
         }
         joined::run(engine, &program, together, &Scalars::default());
     }
-    joined::bits(engine, &outputs)
-}
-
-fn kernels(engine: &mut CudaEngine, case: Case) -> usize {
-    let (program, ..) = program(case);
-    engine.reserve(program.layout()).unwrap();
-    let mut record = Vec::new();
-    engine.profile(&program, 0..2, &[], &Scalars::default(), &mut record).unwrap();
-    record.len()
+    (joined::bits(engine, &outputs), joined::kernels(engine, &program))
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn a_norm_that_is_quantised_on_the_way_has_the_same_bits() {
-    let _alone = DEVICE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let mut engine = CudaEngine::new(Settings::default()).unwrap();
+    let _alone = joined::alone();
+    let mut engine = joined::engine();
     for (rows, width, joined) in [
         (32, 768, true),
         (1024, 768, true),
@@ -127,8 +119,9 @@ fn a_norm_that_is_quantised_on_the_way_has_the_same_bits() {
         for rms in [None, Some(Gain::Weight), Some(Gain::OnePlusWeight)] {
             for (in_place, read, amax) in [(false, false, 3.0), (true, false, 0.0), (false, true, 0.4)] {
                 let case = Case { rows, width, rms, in_place, read, amax };
-                assert_eq!(run(&mut engine, case, true), run(&mut engine, case, false), "{case:?}");
-                assert_eq!(kernels(&mut engine, case) == 1, joined, "{case:?}");
+                let (together, names) = run(&mut engine, case, true);
+                assert_eq!(together, run(&mut engine, case, false).0, "{case:?}");
+                assert_eq!(names.len() == 1 + usize::from(read), joined, "{case:?} {names:?}");
             }
         }
     }
@@ -156,21 +149,8 @@ fn loss(engine: &mut CudaEngine, case: Loss, together: bool) -> (Vec<Vec<u32>>, 
     let by_columns = builder.io("q_t", [padded, rows], DType::F8(format));
     let [inverse, amax, seen] = ["inverse", "amax", "seen"].map(|name| builder.io(name, [1], DType::F32));
     builder.push(CrossEntropy { losses, logits, targets, vocab, grad: true }).unwrap();
-    let quantize = Quantize {
-        out: Some(by_rows),
-        out_t: Some(by_columns),
-        inverse,
-        d_bias: None,
-        inp: logits,
-        pre: None,
-        amax,
-        seen: Some(seen),
-        act: None,
-        format,
-        margin: 1,
-        unknown: 16,
-        accum: Accum::Write,
-    };
+    let quantize =
+        Quantize { out_t: Some(by_columns), unknown: 16, ..quantize(logits, by_rows, [inverse, amax, seen]) };
     builder.push(quantize).unwrap();
     let mut outputs = vec![losses, by_rows, by_columns, inverse, seen];
     if read {
@@ -184,9 +164,7 @@ fn loss(engine: &mut CudaEngine, case: Loss, together: bool) -> (Vec<Vec<u32>>, 
     let mut wanted: Vec<i32> = (0..rows).map(|row| (row * 7919 % vocab) as i32).collect();
     wanted[3] = IGNORED;
     let scalars = Scalars { loss_scale: 1.0 / rows as f32, ..Scalars::default() };
-    for slot in &outputs {
-        engine.write_f32(*slot, &vec![f32::NAN; slot.numel()]).unwrap();
-    }
+    joined::set(engine, &outputs, f32::NAN);
     for _ in 0..3 {
         engine.write_f32(logits, &values).unwrap();
         engine.write_i32(targets, &wanted).unwrap();
@@ -204,8 +182,8 @@ fn loss(engine: &mut CudaEngine, case: Loss, together: bool) -> (Vec<Vec<u32>>, 
 #[test]
 #[ignore = "needs a GPU"]
 fn a_gradient_of_logits_that_is_quantised_on_the_way_has_the_same_bits() {
-    let _alone = DEVICE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let mut engine = CudaEngine::new(Settings::default()).unwrap();
+    let _alone = joined::alone();
+    let mut engine = joined::engine();
     // 151,936 columns need a cluster of blocks for a row; a million take the path for any length, which is not joined
     for (rows, vocab, fits) in
         [(16, 1, true), (48, 305, true), (272, 50_257, true), (32, 151_889, true), (16, 999_953, false)]
@@ -258,41 +236,14 @@ fn experts(engine: &mut CudaEngine, case: Experts, together: bool) -> (Vec<Vec<u
     let (beside, fast, gate) = (false, true, Gate::Silu);
     builder.push(GroupedFp8 { out: wide, a, b, a_inverse, b_inverse, offsets, beside, fast }).unwrap();
     builder.push(SwigluFwd { out: act, inp: wide, gate }).unwrap();
-    let plain = Quantize {
-        out: Some(q),
-        out_t: None,
-        inverse,
-        d_bias: None,
-        inp: act,
-        pre: None,
-        amax,
-        seen: Some(seen),
-        act: None,
-        format: Fp8::E4M3,
-        margin: 1,
-        unknown: 3,
-        accum: Accum::Write,
-    };
+    let plain = quantize(act, q, [inverse, amax, seen]);
     builder.push(plain).unwrap();
     if read {
         builder.push(Add { out: act_twice, a: act, b: act }).unwrap();
     }
     builder.push(SwigluBwd { d_inp: wide, act: Some(d_act), d_out: d_act, inp: wide, gate }).unwrap();
-    let (out, out_t) = (Some(d_q), Some(d_q_t));
-    let (amax_of, seen_of) = (d_amax, Some(d_seen));
-    builder
-        .push(Quantize {
-            out,
-            out_t,
-            inverse: d_inverse,
-            inp: wide,
-            amax: amax_of,
-            seen: seen_of,
-            format: gradients,
-            unknown: 20,
-            ..plain
-        })
-        .unwrap();
+    let backward = quantize(wide, d_q, [d_inverse, d_amax, d_seen]);
+    builder.push(Quantize { out_t: Some(d_q_t), unknown: 20, ..backward }).unwrap();
     let columns =
         Quantize { out: None, out_t: Some(q_t), inverse: act_inverse, inp: d_act, seen: None, ..plain };
     builder.push(columns).unwrap();
@@ -307,9 +258,7 @@ fn experts(engine: &mut CudaEngine, case: Experts, together: bool) -> (Vec<Vec<u
     let inputs: Vec<(Slot, Vec<f32>)> = [(a, 4.0), (b, 4.0), (d_act, 1e-3)]
         .map(|(slot, most)| (slot, rng.uniforms(slot.numel(), -most, most)))
         .into();
-    for slot in &outputs {
-        engine.write_f32(*slot, &vec![f32::NAN; slot.numel()]).unwrap();
-    }
+    joined::set(engine, &outputs, f32::NAN);
     let ends = joined::offsets(&counts);
     for _ in 0..3 {
         for (slot, values) in &inputs {
@@ -335,8 +284,8 @@ fn experts(engine: &mut CudaEngine, case: Experts, together: bool) -> (Vec<Vec<u
 #[test]
 #[ignore = "needs a GPU"]
 fn swiglu_that_is_quantised_on_the_way_has_the_same_bits() {
-    let _alone = DEVICE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let mut engine = CudaEngine::new(Settings::default()).unwrap();
+    let _alone = joined::alone();
+    let mut engine = joined::engine();
     // rows of an expert end inside a tile; columns that the product's kernel takes, and some that it does not
     for (rows, width, ffn, in_product) in [
         ([130, 0, 14], 128, 64, true),
@@ -350,7 +299,7 @@ fn swiglu_that_is_quantised_on_the_way_has_the_same_bits() {
                 let (together, names) = experts(&mut engine, case, true);
                 let (apart, _) = experts(&mut engine, case, false);
                 assert!(together == apart, "{case:?}");
-                let has = |name: &str| names.iter().any(|of| of == name);
+                let has = |name: &str| joined::has(&names, name);
                 assert_eq!(has("grouped_fp8_swiglu"), in_product && !read, "{case:?} {names:?}");
                 assert_eq!(has("swiglu_quantize"), !in_product && !read, "{case:?} {names:?}");
                 assert_eq!(has("swiglu_bwd_quantize"), !read, "{case:?} {names:?}");
@@ -374,21 +323,7 @@ fn permuted(
     let q_t = builder.io("q_t", [width, rows], DType::F8(Fp8::E4M3));
     let [inverse, amax, seen] = ["inverse", "amax", "seen"].map(|name| builder.io(name, [1], DType::F32));
     builder.push(Permute { out, inp, order }).unwrap();
-    let quantize = Quantize {
-        out: Some(q),
-        out_t: Some(q_t),
-        inverse,
-        d_bias: None,
-        inp: out,
-        pre: None,
-        amax,
-        seen: Some(seen),
-        act: None,
-        format: Fp8::E4M3,
-        margin: 1,
-        unknown: 3,
-        accum: Accum::Write,
-    };
+    let quantize = Quantize { out_t: Some(q_t), ..quantize(out, q, [inverse, amax, seen]) };
     builder.push(quantize).unwrap();
     let program = builder.finish().unwrap();
     engine.reserve(program.layout()).unwrap();
@@ -407,8 +342,8 @@ fn permuted(
 #[test]
 #[ignore = "needs a GPU"]
 fn rows_of_experts_that_are_quantised_on_the_way_have_the_same_bits() {
-    let _alone = DEVICE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let mut engine = CudaEngine::new(Settings::default()).unwrap();
+    let _alone = joined::alone();
+    let mut engine = joined::engine();
     for sizes in [[16, 1, 16], [64, 4, 768], [256, 2, 144]] {
         let (together, names) = permuted(&mut engine, sizes, true);
         assert!(together == permuted(&mut engine, sizes, false).0, "{sizes:?}");
@@ -416,14 +351,14 @@ fn rows_of_experts_that_are_quantised_on_the_way_have_the_same_bits() {
     }
 }
 
-/// The gradient of experts' weights of `parts` times 128 rows, in one op, and in one op for each 128 rows, which single blocks compute; and the
-/// names of the kernels.
+/// Compares the gradient of experts' weights of `parts` times 128 rows, in one op, and in one op for each 128 rows, which single blocks
+/// compute: the names of the kernels.
 fn weights(
     engine: &mut CudaEngine,
     counts: &[usize],
     [parts, ic]: [usize; 2],
     (out, adds): (DType, bool),
-) -> ([Vec<u32>; 2], Vec<String>) {
+) -> Vec<String> {
     const PART: usize = 128;
     let (rows, experts) = (counts.iter().sum::<usize>(), counts.len());
     let accum = if adds { Accum::Add } else { Accum::Write };
@@ -446,42 +381,29 @@ fn weights(
     engine.reserve(program.layout()).unwrap();
     let mut rng = Rng::new(37);
     for slot in [whole, inp] {
-        engine.write_f32(slot, &rng.uniforms(slot.numel(), -1.0, 1.0)).unwrap();
+        joined::fill(engine, &mut rng, slot, 1.0);
     }
     engine.write_f32(d_out_inverse, &[0.25]).unwrap();
     engine.write_f32(inp_inverse, &[3.0]).unwrap();
     engine.write_i32(offsets, &joined::offsets(counts)).unwrap();
-    let old = if adds { 0.75 } else { f32::NAN };
-    for slot in single.iter().chain([&of_whole]) {
-        engine.write_f32(*slot, &vec![old; slot.numel()]).unwrap();
-    }
-    engine.run(&program, 0..program.nodes().len(), &Scalars::default()).unwrap();
-    let together = joined::bits(engine, &[of_whole]).remove(0);
-    let apart = joined::bits(engine, &single);
-    let of_expert = |at: usize| apart.iter().flat_map(move |part| &part[at * PART * ic..][..PART * ic]);
-    let apart = (0..experts).flat_map(of_expert).copied().collect();
-    ([together, apart], joined::kernels(engine, &program))
+    let (old, case) = (if adds { 0.75 } else { f32::NAN }, (counts, parts, ic, out, adds));
+    joined::check_parts(engine, &program, (of_whole, &single), old, case)
 }
 
 #[test]
 #[ignore = "needs a GPU"]
 fn a_gradient_of_weights_has_the_same_bits_by_pairs_of_blocks() {
-    let _alone = DEVICE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let mut engine = CudaEngine::new(Settings::default()).unwrap();
-    let hopper = devices().unwrap()[0].compute == (9, 0);
+    let _alone = joined::alone();
+    let mut engine = joined::engine();
+    let hopper = joined::is_hopper();
     // An expert without rows, first rows and ends inside a stage, more tiles than blocks, columns that end inside a tile.
     for (rows, size) in
         [([130, 0, 3, 203], [2, 64]), ([1, 300, 2, 721], [6, 768]), ([1000, 0, 501, 19], [40, 1344])]
     {
-        for how in [(DType::BF16, false), (DType::BF16, true), (DType::F32, false), (DType::F32, true)] {
-            let ([together, apart], names) = weights(&mut engine, &rows, size, how);
-            assert!(together == apart, "{rows:?} {size:?} {how:?}");
-            assert!(
-                together.iter().all(|bits| f32::from_bits(*bits).is_finite()),
-                "{rows:?} {size:?} {how:?}"
-            );
+        for how in joined::WAYS {
+            let names = weights(&mut engine, &rows, size, how);
             for name in ["grouped_fp8_bwd_weight_pair", "grouped_fp8_bwd_weight"] {
-                assert_eq!(names.iter().any(|of| of == name), hopper, "{names:?}");
+                assert_eq!(joined::has(&names, name), hopper, "{names:?}");
             }
         }
     }

@@ -4,11 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use ironhorse_core::op::LinearFwd;
-use ironhorse_core::{Builder, Engine, EngineExt, Precision, Scalars};
-use ironhorse_cuda::{CudaEngine, Settings};
+use ironhorse_core::{Builder, Engine, Precision, Scalars};
 use ironhorse_testkit::Rng;
 
-#[allow(dead_code, reason = "the module has more than this test needs")]
 mod joined;
 
 /// More products than have counters of their own, each of more tiles than a GPU has multiprocessors.
@@ -30,16 +28,14 @@ fn products_have_the_same_bits_replayed() {
         builder.push(LinearFwd { out, pre: None, inp, weight, bias: None }).unwrap();
     }
     let program = builder.finish().unwrap();
-    let mut engine = CudaEngine::new(Settings::default()).unwrap();
+    let mut engine = joined::engine();
     engine.reserve(program.layout()).unwrap();
     let mut rng = Rng::new(3);
     for slot in weights.into_iter().chain([inp]) {
-        engine.write_f32(slot, &rng.uniforms(slot.numel(), -1.0, 1.0)).unwrap();
+        joined::fill(&mut engine, &mut rng, slot, 1.0);
     }
     let runs = [(); 3].map(|()| {
-        for slot in &outs {
-            engine.write_f32(*slot, &vec![f32::NAN; slot.numel()]).unwrap();
-        }
+        joined::set(&mut engine, &outs, f32::NAN);
         joined::run(&mut engine, &program, true, &Scalars::default());
         joined::bits(&mut engine, &outs)
     });

@@ -11,12 +11,8 @@ use ironhorse_core::op::{Accum, GradNorm, GroupedFp8BwdWeight, GroupedLinearBwdW
 use ironhorse_core::{
     Builder, DType, Engine, EngineExt, Fp8, Pool, Precision, Program, Scalars, Section, Slot,
 };
-use ironhorse_cuda::{CudaEngine, Settings, devices};
+use ironhorse_cuda::CudaEngine;
 use ironhorse_testkit::Rng;
-use std::sync::Mutex;
-
-/// A profile records all kernels of the device, so that these tests must not run side by side.
-static DEVICE: Mutex<()> = Mutex::new(());
 
 /// The gradients of two experts' weights, one product for each, and the norm of these and of what lies before, between and behind them.
 struct Net {
@@ -74,23 +70,23 @@ fn net(rows: usize, experts: usize, sizes: [[usize; 2]; 2], fp8: bool) -> Net {
 
 /// An engine with random numbers of this size in all operands and in the other gradients.
 fn filled(net: &Net, counts: &[usize], size: f32) -> CudaEngine {
-    let mut engine = CudaEngine::new(Settings::default()).unwrap();
+    let mut engine = joined::engine();
     engine.reserve(net.program.layout()).unwrap();
     engine.write_i32(net.offsets, &joined::offsets(counts)).unwrap();
     let mut rng = Rng::new(41);
     for &slot in &net.random {
-        engine.write_f32(slot, &rng.uniforms(slot.numel(), -1.0, 1.0)).unwrap();
+        joined::fill(&mut engine, &mut rng, slot, 1.0);
     }
     if net.inverses.is_empty() {
         for &slot in net.random.iter().step_by(2) {
-            engine.write_f32(slot, &rng.uniforms(slot.numel(), -size, size)).unwrap();
+            joined::fill(&mut engine, &mut rng, slot, size);
         }
     }
     for (at, &slot) in net.inverses.iter().enumerate() {
         engine.write_f32(slot, &[if at % 2 == 0 { size } else { 0.5 }]).unwrap();
     }
     for &slot in &net.others {
-        engine.write_f32(slot, &rng.uniforms(slot.numel(), -size, size)).unwrap();
+        joined::fill(&mut engine, &mut rng, slot, size);
     }
     engine
 }
@@ -118,8 +114,8 @@ const HOPPERS: [&str; 2] = ["grad_norm_left", "grad_norm_rest"];
 #[test]
 #[ignore = "needs a GPU"]
 fn the_norm_is_that_of_the_gradients_however_it_is_made() {
-    let _alone = DEVICE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let hopper = devices().unwrap()[0].compute == (9, 0);
+    let _alone = joined::alone();
+    let hopper = joined::is_hopper();
     // Pairs of blocks and single ones, tiles that end outside, an expert without rows, more tiles than blocks.
     for (counts, sizes) in [
         (&[130, 0, 14, 192][..], [[192, 64], [128, 320]]),
@@ -142,9 +138,9 @@ fn the_norm_is_that_of_the_gradients_however_it_is_made() {
             }
             let mut engine = filled(&net, counts, 1.0);
             let names = joined::kernels(&mut engine, &net.program);
-            let left = HOPPERS.iter().all(|kernel| names.iter().any(|name| name == kernel));
+            let left = HOPPERS.iter().all(|kernel| joined::has(&names, kernel));
             assert_eq!(left, hopper, "{names:?}");
-            assert_eq!(names.iter().any(|name| name == "grad_norm_parts"), !hopper, "{names:?}");
+            assert_eq!(joined::has(&names, "grad_norm_parts"), !hopper, "{names:?}");
         }
     }
 }
@@ -152,7 +148,7 @@ fn the_norm_is_that_of_the_gradients_however_it_is_made() {
 #[test]
 #[ignore = "needs a GPU"]
 fn the_norm_sees_what_was_written_to_gradients_after_their_sums() {
-    let _alone = DEVICE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _alone = joined::alone();
     let counts = [16, 300, 4, 736];
     for fp8 in [false, true] {
         let net = net(counts.iter().sum(), counts.len(), [[512, 256], [320, 64]], fp8);
@@ -169,7 +165,7 @@ fn the_norm_sees_what_was_written_to_gradients_after_their_sums() {
         let nothing = |_: &mut CudaEngine| {};
         let alone = step(&mut engine, 1, &nothing);
         for slot in [net.weights[1], net.weights[0], net.others[1]] {
-            let zeros = |engine: &mut CudaEngine| engine.write_f32(slot, &vec![0.0; slot.numel()]).unwrap();
+            let zeros = |engine: &mut CudaEngine| joined::set(engine, [&slot], 0.0);
             assert!(step(&mut engine, 1, &zeros) < alone, "fp8 {fp8}: {slot:?} is 0");
         }
         let one = Slot { offset: net.weights[0].offset + 64, shape: [1].into(), ..net.weights[0] };
@@ -178,7 +174,7 @@ fn the_norm_sees_what_was_written_to_gradients_after_their_sums() {
         assert!(step(&mut engine, 3, &nothing) > 2.0 * alone, "fp8 {fp8}: three micro-steps are added up");
         // one of the two ops again, by itself, after the other one's gradient was changed
         let again = |engine: &mut CudaEngine| {
-            engine.write_f32(net.weights[0], &vec![2.0; net.weights[0].numel()]).unwrap();
+            joined::set(engine, &net.weights[..1], 2.0);
             engine.run(&net.program, 1..2, &scalars(0)).unwrap();
         };
         assert!(step(&mut engine, 1, &again) > 0.0);
