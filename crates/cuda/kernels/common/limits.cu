@@ -22,28 +22,34 @@ KERNEL limits_copy(uint4* out, const uint4* in, u64 n) {
     }
 }
 
+// Words decided by their place: word(h) of 32 bits that look random.
+template <class F> DEVICE void noise(uint4* out, u64 n, F word) {
+    const u64 step = (u64)gridDim.x * blockDim.x;
+    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        u32 words[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            u32 h = (u32)i * 4u + j;
+            h = (h ^ (h >> 16)) * 0x85ebca6bu;
+            h = (h ^ (h >> 13)) * 0xc2b2ae35u;
+            words[j] = word(h ^ h >> 16);
+        }
+        out[i] = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+}
+
 // limits_noise: bf16 numbers spread evenly over [-1, 1), which read as f32 are so too; decided by the place. Zeros or ones
 //               would cost less power, and so give a rate no model sees.
 // moves  16*n bytes; bound: memory
 // grid   any
 // order  none
 KERNEL limits_noise(uint4* out, u64 n) {
-    const u64 step = (u64)gridDim.x * blockDim.x;
-    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
-        u32 word[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            u32 h = (u32)i * 4u + j;
-            h = (h ^ (h >> 16)) * 0x85ebca6bu;
-            h = (h ^ (h >> 13)) * 0xc2b2ae35u;
-            h ^= h >> 16;
-            const float scale = 1.0f / 32768.0f;
-            const bf16 low = from_float<bf16>((short)(h & 0xffff) * scale);
-            const bf16 high = from_float<bf16>((short)(h >> 16) * scale);
-            word[j] = (u32)high.bits << 16 | low.bits;
-        }
-        out[i] = make_uint4(word[0], word[1], word[2], word[3]);
-    }
+    noise(out, n, [](u32 h) {
+        const float scale = 1.0f / 32768.0f;
+        const bf16 low = from_float<bf16>((short)(h & 0xffff) * scale);
+        const bf16 high = from_float<bf16>((short)(h >> 16) * scale);
+        return (u32)high.bits << 16 | low.bits;
+    });
 }
 
 // limits_noise_fp8: 8-bit numbers of both formats, of either sign and of ordinary size; decided by the place
@@ -51,19 +57,7 @@ KERNEL limits_noise(uint4* out, u64 n) {
 // grid   any
 // order  none
 KERNEL limits_noise_fp8(uint4* out, u64 n) {
-    const u64 step = (u64)gridDim.x * blockDim.x;
-    for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
-        u32 word[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            u32 h = (u32)i * 4u + j;
-            h = (h ^ (h >> 16)) * 0x85ebca6bu;
-            h = (h ^ (h >> 13)) * 0xc2b2ae35u;
-            h ^= h >> 16;
-            word[j] = (h & 0x80808080u) | ((h & 0x1f1f1f1fu) + 0x28282828u);
-        }
-        out[i] = make_uint4(word[0], word[1], word[2], word[3]);
-    }
+    noise(out, n, [](u32 h) { return (h & 0x80808080u) | ((h & 0x1f1f1f1fu) + 0x28282828u); });
 }
 
 // limits_checksum: *sum += a number that depends on every word of x (n,4) and on its place
