@@ -4,8 +4,9 @@
 // MT and the layout of scores are those of attention/tile_half.cuh.
 #pragma once
 
-// Clears the weights of dropped keys; `row` is the mask's of the warp's first query, `key` the first key, a multiple of 16.
-template <int N> DEVICE void drop(float (&s)[MT][N / 8][4], const Drops& drops, u64 row, u32 key) {
+// Calls f(m, n, e, whether it is kept) for each of a lane's scores s[m][n][e], where rows are queries; `row` is the mask's of the warp's first
+// query, `key` the first key, a multiple of 16.
+template <int N, class F> DEVICE void each_kept(const Drops& drops, u64 row, u32 key, F f) {
 #pragma unroll
     for (int i = 0; i < 2 * MT; ++i) {
         int m = i / 2, h = i % 2 * 2;
@@ -15,10 +16,17 @@ template <int N> DEVICE void drop(float (&s)[MT][N / 8][4], const Drops& drops, 
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
                 u32 word = mask.word(key / 2 + 4 * n + column_of(c));
-                if (!drops.keeps_low(word)) s[m][n][h + c] = 0.0f;
-                if (!drops.keeps_high(word)) s[m][n + 1][h + c] = 0.0f;
+                f(m, n, h + c, drops.keeps_low(word));
+                f(m, n + 1, h + c, drops.keeps_high(word));
             }
     }
+}
+
+// Clears the weights of dropped keys.
+template <int N> DEVICE void drop(float (&s)[MT][N / 8][4], const Drops& drops, u64 row, u32 key) {
+    each_kept<N>(drops, row, key, [&](int m, int n, int e, bool keeps) {
+        if (!keeps) s[m][n][e] = 0.0f;
+    });
 }
 
 // A bit for each of a lane's scores, set where it is kept: bit 4*(m*N/8 + n) + e of s[m][n][e]. `query` is the mask's row of the
@@ -41,19 +49,7 @@ template <int N, bool KEYS> DEVICE u32 kept(const Drops& drops, u64 query, u32 k
                 }
             }
     } else {
-#pragma unroll
-        for (int i = 0; i < 2 * MT; ++i) {
-            int m = i / 2, h = i % 2 * 2;
-            DropRow mask = drops.row(query + 16 * m + row_of(h));
-#pragma unroll
-            for (int n = 0; n < N / 8; n += 2)
-#pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    u32 word = mask.word(key / 2 + 4 * n + column_of(c));
-                    set(m, n, h + c, drops.keeps_low(word));
-                    set(m, n + 1, h + c, drops.keeps_high(word));
-                }
-        }
+        each_kept<N>(drops, query, key, set);
     }
     return bits;
 }
