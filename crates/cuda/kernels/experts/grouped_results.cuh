@@ -107,30 +107,22 @@ DEVICE void write_zeros(OUT* to, u64 stride, u32 rows, u32 columns) {
         if (i / BN < rows && i % BN < columns) to[i / BN * stride + i % BN] = from_float<OUT>(0.0f);
 }
 
-// acc += what is there already.
-DEVICE void add_old(float (&acc)[128], const bf16* from, u64 stride, u32 rows, u32 columns) {
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const u32 row = own_row() + 8 * h;
-        const bf16* const line = from + row * stride + threadIdx.x % 4 * 2;
-#pragma unroll
-        for (int n = 0; n < BN / 8; n++) {
-            const bool inside = row < rows && 8 * n < columns;
-            const u32 old = inside ? *reinterpret_cast<const u32*>(line + 8 * n) : 0;
-            acc[4 * n + 2 * h] += __uint_as_float(old << 16);
-            acc[4 * n + 2 * h + 1] += __uint_as_float(old & 0xffff0000u);
-        }
-    }
+// Two elements side by side, zeros unless they exist.
+DEVICE float2 two(const bf16* at, bool exist) {
+    const u32 pair = exist ? *reinterpret_cast<const u32*>(at) : 0;
+    return make_float2(low(pair), high(pair));
 }
-DEVICE void add_old(float (&acc)[128], const float* from, u64 stride, u32 rows, u32 columns) {
+DEVICE float2 two(const float* at, bool exist) { return exist ? *reinterpret_cast<const float2*>(at) : make_float2(0.0f, 0.0f); }
+
+// acc += what is there already.
+DEVICE void add_old(float (&acc)[128], const OUT* from, u64 stride, u32 rows, u32 columns) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const u32 row = own_row() + 8 * h;
-        const float* const line = from + row * stride + threadIdx.x % 4 * 2;
+        const OUT* const line = from + row * stride + threadIdx.x % 4 * 2;
 #pragma unroll
         for (int n = 0; n < BN / 8; n++) {
-            const bool inside = row < rows && 8 * n < columns;
-            const float2 old = inside ? *reinterpret_cast<const float2*>(line + 8 * n) : make_float2(0.0f, 0.0f);
+            const float2 old = two(line + 8 * n, row < rows && 8 * n < columns);
             acc[4 * n + 2 * h] += old.x;
             acc[4 * n + 2 * h + 1] += old.y;
         }
