@@ -209,6 +209,12 @@ DEVICE float exp2_flush(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+// 1/x by the hardware, to 1 unit in the last place; what is below the smallest normal number becomes 0.
+DEVICE float reciprocal_fast(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 constexpr float LOG2E = 1.4426950408889634f;
 
 // The block's sum, in thread 0. Pairs at a fixed distance: the same order each time.

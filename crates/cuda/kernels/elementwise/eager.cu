@@ -46,18 +46,7 @@ DEVICE void map(T* const (&out)[OUT], const T* const (&in)[IN], u64 n, u32 align
 }
 
 constexpr bool SHORT = sizeof(T) == 2;
-// The hardware's own, to 1 unit in the last place; what is below the smallest normal number becomes 0.
-DEVICE float reciprocal_fast(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-DEVICE float exp_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * LOG2E));
-    return y;
-}
-DEVICE float exp_in(float x) { return SHORT ? exp_fast(x) : expf(x); }
+DEVICE float exp_in(float x) { return SHORT ? exp2_flush(x * LOG2E) : expf(x); }
 DEVICE double exp_in(double x) { return exp(x); }
 DEVICE float divide(float a, float b) { return SHORT ? a * reciprocal_fast(b) : a / b; }
 DEVICE double divide(double a, double b) { return a / b; }

@@ -5,12 +5,7 @@
 
 // 1/(1 + e^-z). bf16 results hide what the hardware's forms lose; f32 ones would show it. It is 0 for z below -87.
 template <class T> DEVICE float logistic(float z) {
-    if constexpr (sizeof(T) == 2) {
-        float e, s;
-        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(z * -LOG2E));
-        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + e));
-        return s;
-    }
+    if constexpr (sizeof(T) == 2) return reciprocal_fast(1.0f + exp2_flush(z * -LOG2E));
     return 1.0f / (1.0f + expf(-z));
 }
 
