@@ -160,6 +160,21 @@ impl Lower<'_> {
         Ok(())
     }
 
+    /// Adds a launch of a kernel whose blocks stay and walk over their work: of the grid's as many as the device holds, in whole clusters.
+    pub fn launch_resident(
+        &mut self,
+        (spec, name): (&Spec, &'static str),
+        grid: Grid,
+        cluster: usize,
+        args: Args,
+    ) -> Result<()> {
+        let function = self.kernel(spec, name)?;
+        let (threads, shared) = (grid.block[0], grid.shared as usize);
+        let blocks = function.resident(threads, shared)?.min(grid.grid[0] as usize) / cluster * cluster;
+        self.launch_function(name, function, Grid::linear(blocks, threads).shared(shared), args);
+        Ok(())
+    }
+
     /// Adds a launch of a kernel that is loaded.
     pub fn launch_function(&mut self, name: &'static str, function: Function, grid: Grid, args: Args) {
         self.push_kernel(name, KernelLaunch { function, grid, args, chained: false });
