@@ -185,14 +185,9 @@ pub(super) fn may_pair() -> bool {
     std::env::var(CHOICE).map_or(true, |choice| choice != "wgmma")
 }
 
-/// Whether tensors begin at whole vectors.
-pub(super) fn are_aligned(cx: &Lower<'_>, slots: &[Slot]) -> Result<bool> {
-    slots.iter().try_fold(true, |all, slot| Ok(all && cx.ptr(*slot)?.is_multiple_of(16)))
-}
-
 /// The kernels for a product, by its sizes and by where what it reads and writes begins.
 pub(super) fn path_of(cx: &Lower<'_>, g: &Groups, slots: &[Slot]) -> Result<Path> {
-    Ok(Path::choose(g, are_aligned(cx, slots)?, Path::most(cx.device.info.compute)))
+    Ok(Path::choose(g, cx.are_aligned(slots)?, Path::most(cx.device.info.compute)))
 }
 
 /// Adds the launch of one product; `slots` are the result, the operands and the offsets. `more` adds what only its kernel takes.

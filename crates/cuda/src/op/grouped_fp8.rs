@@ -1,7 +1,7 @@
 //! Products of 8-bit numbers of many experts.
 
-use super::fp8::{ahead, are_apart, format_name, is_plain, is_read_later, needs_fp8};
-use super::grouped::{CONSUMERS, Path, are_aligned, check_experts, mapped, mapped_result, may_pair};
+use super::fp8::{ahead, are_apart, format_name, is_plain, is_read_later, needs_fp8, scaled};
+use super::grouped::{CONSUMERS, Path, check_experts, mapped, mapped_result, may_pair};
 use super::lower::Lower;
 use crate::args::{Args, Grid};
 use crate::kernels::Spec;
@@ -57,7 +57,7 @@ impl Product {
     /// The kernels to use: those of Hopper, or those that any GPU runs.
     fn path(&self, cx: &Lower<'_>, [_, right]: [Fp8; 2]) -> Result<Path> {
         let fits = Path::Wgmma.fits(self.experts()) && self.whole && self.rows > 0 && right == Fp8::E4M3;
-        Ok(if fits && are_aligned(cx, &self.slots)? && Path::most(cx.device.info.compute) == Path::Wgmma {
+        Ok(if fits && cx.are_aligned(&self.slots)? && Path::most(cx.device.info.compute) == Path::Wgmma {
             Path::Wgmma
         } else {
             Path::Any
@@ -152,7 +152,7 @@ pub(super) fn with_product(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     let how = (Path::Wgmma, SWIGLU_THREADS, 1);
     product.launch_kernel(cx, how, (&spec, "grouped_fp8_swiglu"), args, |cx, args| {
         let args = cx.append(args, &[out, op.inverse, seen, op.amax].map(Some))?;
-        Ok(args.u32(op.margin as u32).u32(op.unknown as u32))
+        Ok(scaled(args, op))
     })?;
     cx.joins(replaced);
     Ok(true)

@@ -64,6 +64,11 @@ impl Lower<'_> {
         self.memory.address(slot)
     }
 
+    /// Whether slots begin at whole vectors.
+    pub fn are_aligned(&self, slots: &[Slot]) -> Result<bool> {
+        slots.iter().try_fold(true, |all, &slot| Ok(all && self.ptr(slot)?.is_multiple_of(16)))
+    }
+
     /// The device address of a slot, or null if it is absent.
     pub fn optional(&self, slot: Option<Slot>) -> Result<u64> {
         slot.map_or(Ok(0), |slot| self.ptr(slot))

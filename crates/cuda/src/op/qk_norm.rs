@@ -28,10 +28,7 @@ fn spec([act, weight, grad]: [DType; 3], lanes: Option<usize>, (gain, q_scale): 
 
 /// Lanes of a head if all these slots can be read in vectors.
 fn chosen(cx: &Lower<'_>, parts: &QkHeads, slots: &[Slot]) -> Result<Option<usize>> {
-    let mut aligned = true;
-    for &slot in slots {
-        aligned &= cx.ptr(slot)?.is_multiple_of(16);
-    }
+    let aligned = cx.are_aligned(slots)?;
     Ok(lanes(parts.qkv.dtype, parts.dim()).filter(|_| aligned))
 }
 
