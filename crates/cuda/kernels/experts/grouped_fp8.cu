@@ -72,37 +72,22 @@ DEVICE void multiply_exact(float (&sum)[128], const Space& space, Turn& turn, u3
 }
 
 template <bool FAST>
-DEVICE void rows_product(const Target& out, const TensorMap& a, const TensorMap& b, const i32* offsets, Fault* fault, u32 rows,
-                         u32 experts, u32 k, u32 n, float scale, bool beside) {
-    const Space space = prepare();
-    const RowTiles<BM, BN> tiles(read_groups<BM>(space.groups, offsets, experts, rows, fault), n);
-    Turn turn;
-    if (threadIdx.x < GROUP) {
-        fewer_registers<FEW>();
-        if (threadIdx.x != 0) return;
-        tiles.each([&](const RowTile& tile) {
-            const i32 column = (i32)tile.column;
-            const i32 line = beside ? column : (i32)(tile.expert * n) + column, term = beside ? (i32)(tile.expert * k) : 0;
-            copy_tile<true, true>(space, turn, a, b, {(i32)tile.row, 0, line, term, k});
-        });
-    } else {
-        more_registers<MANY>();
-        ResultStores stores(space);
-        for (u64 t = blockIdx.x; t < tiles.count; t += gridDim.x) {
-            RowTile tile;
-            float acc[128];
-            const auto find = [&] { tile = tiles.at(t); };
-            if constexpr (FAST) multiply_fast(acc, space, turn, k, find);
-            else multiply_exact<false, false>(acc, space, turn, 0, k, find);
-            scale_all(acc, scale);
-            write(stores, out, tile.column, tile.row, tile.rows, n - tile.column, acc);
-        }
-        stores.close();
-    }
+DEVICE void rows_product(const Target& out, const TensorMap& a, const TensorMap& b, const Routed& routed, u32 k, u32 n, float scale,
+                         bool beside) {
+    const auto copy = [&](const Space& space, Turn& turn, const RowTile& tile) {
+        const i32 column = (i32)tile.column;
+        const i32 line = beside ? column : (i32)(tile.expert * n) + column, term = beside ? (i32)(tile.expert * k) : 0;
+        copy_tile<true, true>(space, turn, a, b, {(i32)tile.row, 0, line, term, k});
+    };
+    rows_tiles<false>(out, routed, n, copy, [=](float (&acc)[128], const Space& space, Turn& turn, auto meanwhile) {
+        if constexpr (FAST) multiply_fast(acc, space, turn, k, meanwhile);
+        else multiply_exact<false, false>(acc, space, turn, 0, k, meanwhile);
+        scale_all(acc, scale);
+    });
 }
 
 #define ROWS_PRODUCT(FAST) \
-    rows_product<FAST>({result, out, n}, a, b, offsets, fault, rows, experts, k, n, *a_inverse * *b_inverse, beside);
+    rows_product<FAST>({result, out, n}, a, b, {offsets, fault, rows, experts}, k, n, *a_inverse * *b_inverse, beside);
 #else
 #define ROWS_PRODUCT(FAST)
 #endif

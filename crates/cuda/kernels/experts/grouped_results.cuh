@@ -139,6 +139,29 @@ struct Routed {
     u32 rows, experts;
 };
 
+// The tiles of n columns of experts' rows, by all threads of a block: a producer calls copy(space, turn, tile) for each of them, consumers
+// product(acc, space, turn, meanwhile).
+template <bool PAIR, class C, class P> DEVICE void rows_tiles(const Target& out, const Routed& routed, u32 n, C copy, P product) {
+    const Space space = prepare<PAIR>();
+    const auto tiles = row_tiles<PAIR, BN>(space, routed.offsets, routed.fault, routed.rows, routed.experts, n);
+    Turn turn;
+    if (threadIdx.x < GROUP) {
+        fewer_registers<FEW>();
+        if (threadIdx.x == 0) tiles.each([&](const RowTile& tile) { copy(space, turn, tile); });
+    } else {
+        more_registers<MANY>();
+        ResultStores stores(space);
+        for (u64 t = tiles.first(); t < tiles.count; t += tiles.stride()) {
+            RowTile tile;
+            float acc[128];
+            product(acc, space, turn, [&] { tile = tiles.at(t); });
+            write(stores, out, tile.column, tile.row, tile.rows, n - tile.column, acc);
+        }
+        stores.close();
+        part<PAIR>();
+    }
+}
+
 // A gradient of experts' weights (E,oc,ic).
 struct WeightTarget {
     OUT* at;

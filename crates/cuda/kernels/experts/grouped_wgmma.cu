@@ -21,31 +21,15 @@ constexpr int STAGES = 4, STORE_STAGES = 2, EPILOGUE_GROUPS = 0, BYTES = 2;
 // out (rows,n) from inp (rows,k) and the experts' weights: (n,k) where ALONG, else (k,n). With PAIR and ALONG their tensor map copies 128 rows,
 // else 256.
 template <bool ALONG, bool PAIR>
-DEVICE void rows_product(const Target& out, const TensorMap& inp, const TensorMap& weight, const i32* offsets, Fault* fault,
-                         u32 rows, u32 experts, u32 n, u32 k) {
-    const Space space = prepare<PAIR>();
-    const auto tiles = row_tiles<PAIR, BN>(space, offsets, fault, rows, experts, n);
-    Turn turn;
-    if (threadIdx.x < GROUP) {
-        fewer_registers<FEW>();
-        if (threadIdx.x != 0) return;
-        tiles.each([&](const RowTile& tile) {
-            const i32 column = (i32)tile.column, first = (i32)(tile.expert * (ALONG ? n : k));
-            const Work work{(i32)tile.row, 0, ALONG ? first + column : column, ALONG ? 0 : first, k, tile.shares};
-            copy_tile<true, ALONG, ALONG && PAIR, PAIR>(space, turn, inp, weight, work, work.b_line + BN / 2);
-        });
-    } else {
-        more_registers<MANY>();
-        ResultStores stores(space);
-        for (u64 t = tiles.first(); t < tiles.count; t += tiles.stride()) {
-            RowTile tile;
-            float acc[128];
-            multiply<true, ALONG, PAIR>(acc, space, turn, k, [&] { tile = tiles.at(t); });
-            write(stores, out, tile.column, tile.row, tile.rows, n - tile.column, acc);
-        }
-        stores.close();
-        part<PAIR>();
-    }
+DEVICE void rows_product(const Target& out, const TensorMap& inp, const TensorMap& weight, const Routed& routed, u32 n, u32 k) {
+    const auto copy = [&](const Space& space, Turn& turn, const RowTile& tile) {
+        const i32 column = (i32)tile.column, first = (i32)(tile.expert * (ALONG ? n : k));
+        const Work work{(i32)tile.row, 0, ALONG ? first + column : column, ALONG ? 0 : first, k, tile.shares};
+        copy_tile<true, ALONG, ALONG && PAIR, PAIR>(space, turn, inp, weight, work, work.b_line + BN / 2);
+    };
+    rows_tiles<PAIR>(out, routed, n, copy, [=](float (&acc)[128], const Space& space, Turn& turn, auto meanwhile) {
+        multiply<true, ALONG, PAIR>(acc, space, turn, k, meanwhile);
+    });
 }
 
 // d_weight (E,oc,ic) from d_out (rows,oc) and inp (rows,ic)
@@ -61,7 +45,7 @@ template <bool PAIR> DEVICE void weight_product(const WeightTarget& to, const Te
     weight_tiles<PAIR>(to, routed, copy, product);
 }
 
-#define ROWS_PRODUCT(ALONG, PAIR, N, K) rows_product<ALONG, PAIR>({result, out, N}, inp, weight, offsets, fault, rows, experts, N, K);
+#define ROWS_PRODUCT(ALONG, PAIR, N, K) rows_product<ALONG, PAIR>({result, out, N}, inp, weight, {offsets, fault, rows, experts}, N, K);
 #define WEIGHT_PRODUCT(PAIR) weight_product<PAIR>({d_weight, result, ic, oc, adds, squares}, d_out, inp, {offsets, fault, rows, experts});
 #else
 #define ROWS_PRODUCT(ALONG, PAIR, N, K)

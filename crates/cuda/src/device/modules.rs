@@ -163,15 +163,15 @@ impl Function {
         call!(self.device, cuFuncSetAttribute(self.raw, attribute, 100))
     }
 
-    /// How many blocks of this size one multiprocessor holds at a time.
-    pub fn blocks_per_sm(self, threads: u32, shared: usize) -> Result<u32> {
+    /// How many blocks of this size the device holds at a time, at least one on each multiprocessor.
+    pub fn resident(self, threads: u32, shared: usize) -> Result<usize> {
         let mut blocks = 0;
         let raw = self.raw(shared as u32)?;
         call!(
             self.device,
             cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, raw, threads as c_int, shared)
         )?;
-        Ok(blocks.max(0) as u32)
+        Ok(self.device.info.sms as usize * blocks.max(1) as usize)
     }
 
     /// How many clusters of `size` blocks the device holds at a time: its multiprocessors come in groups, and a cluster

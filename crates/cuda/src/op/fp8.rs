@@ -61,30 +61,27 @@ pub(crate) fn quantize(cx: &mut Lower<'_>, op: &Quantize) -> Result<()> {
         return Ok(());
     }
     let (rows, cols) = (op.inp.shape.rows(), op.inp.shape.cols());
-    let tiles = [cols.div_ceil(TILE), rows.div_ceil(TILE)];
-    if tiles[1] > usize::from(u16::MAX) {
+    let Some(grid) = tiles(op.inp, TILE) else {
         let most = TILE * usize::from(u16::MAX);
         return Err(Error::Unsupported(format!("quantize: {rows} rows, expected at most {most}")));
-    }
+    };
+    let down = rows.div_ceil(TILE);
     let partials = match op.d_bias {
-        Some(_) => cx.scratch((tiles[1] * cols * size_of::<f32>()).max(16))?,
+        Some(_) => cx.scratch((down * cols * size_of::<f32>()).max(16))?,
         None => 0,
     };
-    let args = cx.optional_pointers(&[op.out, op.out_t, Some(op.inverse)])?;
-    let args = cx.append(args, &[op.seen])?.ptr(partials);
+    let args = cx.optional_pointers(&[op.out, op.out_t, Some(op.inverse), op.seen])?.ptr(partials);
     let args = cx.append(args, &[Some(op.amax), Some(op.inp)])?;
     let (args, kernel) = match (op.act, op.pre) {
         (_, Some(pre)) => (cx.append(args, &[Some(pre.slot)])?, pre.act.quantizing()[1]),
         (Some(act), None) => (args, act.quantizing()[0]),
         (None, None) => (args, "quantize"),
     };
-    let args = args.u32s([rows, cols]).u32(op.margin as u32).u32(op.unknown as u32);
-    // Without rows one block still writes the inverse of the scale.
-    let grid = Grid::plane(tiles[0].max(1), tiles[1].max(1), THREADS);
+    let args = scaled(args.u32s([rows, cols]), op);
     cx.launch(&spec(op.inp.dtype, op.format)?, kernel, grid, args)?;
     let Some(d_bias) = op.d_bias.filter(|_| cols > 0) else { return Ok(()) };
     let adds = cx.adds(op.accum);
-    let args = Args::new().ptr(cx.ptr(d_bias)?).ptr(partials).u32(tiles[1] as u32);
+    let args = Args::new().ptr(cx.ptr(d_bias)?).ptr(partials).u32(down as u32);
     let args = args.u64(cols as u64).u32(adds.into());
     let spec = bias_spec("product/bias.cu", op.inp.dtype, d_bias.dtype)?;
     cx.launch(&spec, "bias_finish", Grid::linear(cols.div_ceil(32), 1024), args)
@@ -95,17 +92,14 @@ pub(crate) fn quantize(cx: &mut Lower<'_>, op: &Quantize) -> Result<()> {
 fn with_norm(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     let (Some(out), Some(out_t), Some(seen)) = (op.out, op.out_t, op.seen) else { return Ok(false) };
     let Some(norm) = norm_ahead(cx, op) else { return Ok(false) };
-    // While some blocks write, others still read the terms of the sum.
-    let mut written = [out, out_t, op.inverse, seen].into_iter();
-    let apart = written.all(|to| ![norm.a, norm.b].iter().any(|from| from.overlaps(&to)));
+    let apart = are_apart(written(op), &[norm.a, norm.b]);
     let Some((kernel, grid)) = norm.fp8(format_name(op.format))?.filter(|_| apart) else { return Ok(false) };
     let replaced = cx.out.pop(); // the norm's launch
     let args = cx.pointers(&[out, out_t, op.inverse, seen, op.amax])?;
     let [residual, of_norm, rest @ ..] = norm.slots();
     let of_norm = of_norm.filter(|slot| is_read_later(cx, *slot));
     let args = cx.append(cx.append(args, &[residual, of_norm])?, &rest)?.f32(norm.eps);
-    let args = args.u32s([norm.a.shape.rows(), norm.a.shape.cols()]);
-    let args = args.u32(op.margin as u32).u32(op.unknown as u32);
+    let args = scaled(args.u32s([norm.a.shape.rows(), norm.a.shape.cols()]), op);
     cx.launch(&kernel.spec, kernel.name, grid, args)?;
     cx.joins(replaced);
     Ok(true)
@@ -115,27 +109,19 @@ fn with_norm(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
 fn norm_ahead(cx: &Lower<'_>, op: &Quantize) -> Option<ResidualNorm> {
     let index = cx.op.checked_sub(1).filter(|&index| cx.out.last().is_some_and(|last| last.op == index))?;
     let norm = ResidualNorm::of(&cx.program.nodes()[index].op)?;
-    let plain = op.act.is_none() && op.pre.is_none() && op.d_bias.is_none();
-    (plain && norm.out == op.inp).then_some(norm)
+    (is_plain(op) && norm.out == op.inp).then_some(norm)
 }
 
 /// Rounds the gradient of logits to 8 bits where the loss would have written it, if that was the last launch: the same bits, and the
 /// logits are read once more instead of the gradient being written and read. `false` if it is not so.
 fn with_loss(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     let (Some(out), Some(out_t), Some(seen)) = (op.out, op.out_t, op.seen) else { return Ok(false) };
-    let plain = op.act.is_none() && op.pre.is_none() && op.d_bias.is_none();
-    let Some(of) = loss::gradient_ahead(cx, op.inp).filter(|_| plain) else { return Ok(false) };
-    let mut written = [out, out_t, op.inverse, seen].into_iter();
-    let apart = written.all(|to| ![of.logits, of.targets].iter().any(|from| from.overlaps(&to)));
-    let (rows, cols) = (op.inp.shape.rows(), op.inp.shape.cols());
-    let tiles = [cols.div_ceil(TILE), rows.div_ceil(TILE)];
-    if !apart || tiles[1] > usize::from(u16::MAX) || is_read_later(cx, op.inp) {
-        return Ok(false);
-    }
+    let Some(of) = loss::gradient_ahead(cx, op.inp).filter(|_| is_plain(op)) else { return Ok(false) };
+    let alone = are_apart(written(op), &[of.logits, of.targets]) && !is_read_later(cx, op.inp);
+    let Some(grid) = tiles(op.inp, TILE).filter(|_| alone) else { return Ok(false) };
     let of_rows = loss::leave_sums(cx, &of)?;
     let args = cx.pointers(&[out, out_t, op.inverse, seen, op.amax, of.logits, of.targets])?.ptr(of_rows);
-    let args = args.u32s([rows, cols, of.vocab]).u32(op.margin as u32).u32(op.unknown as u32);
-    let grid = Grid::plane(tiles[0], tiles[1], THREADS);
+    let args = scaled(args.u32s([op.inp.shape.rows(), op.inp.shape.cols(), of.vocab]), op);
     cx.launch(&file_spec("loss/fp8.cu", op.format)?, "cross_entropy_quantize", grid, args)?;
     Ok(true)
 }
@@ -146,16 +132,11 @@ fn with_swiglu(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     let Some(Op::SwigluFwd(SwigluFwd { out, inp, gate: Gate::Silu })) = ahead(cx, 1) else {
         return Ok(false);
     };
-    let written = [op.out, op.out_t, op.seen, Some(op.inverse)].into_iter().flatten();
-    if !is_plain(op) || out != op.inp || !are_apart(written, &[inp]) || is_read_later(cx, out) {
-        return Ok(false);
-    }
-    let Some(grid) = tiles(op.inp, TILE).filter(|_| fits(op.inp)) else { return Ok(false) };
+    let Some(grid) = grid_instead(cx, op, out, &[inp]) else { return Ok(false) };
     let replaced = cx.out.pop(); // SwiGLU's launch
     let args =
         cx.optional_pointers(&[op.out, op.out_t, Some(op.inverse), op.seen, Some(op.amax), Some(inp)])?;
-    let args = args.u32s([op.inp.shape.rows(), op.inp.shape.cols()]);
-    let args = args.u32(op.margin as u32).u32(op.unknown as u32);
+    let args = scaled(args.u32s([op.inp.shape.rows(), op.inp.shape.cols()]), op);
     cx.launch(&file_spec("fp8/swiglu.cu", op.format)?, "swiglu_quantize", grid, args)?;
     cx.joins(replaced);
     Ok(true)
@@ -165,12 +146,8 @@ fn with_swiglu(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
 /// bf16: the same bits. `false` if it is not so.
 fn with_permute(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     let Some(Op::Permute(Permute { out, inp, order })) = ahead(cx, 1) else { return Ok(false) };
-    let written = [op.out, op.out_t, op.seen, Some(op.inverse)].into_iter().flatten();
-    if !is_plain(op) || out != op.inp || !are_apart(written, &[inp, order]) || is_read_later(cx, out) {
-        return Ok(false);
-    }
-    let aligned = cx.ptr(inp)?.is_multiple_of(16);
-    let Some(grid) = tiles(op.inp, TILE).filter(|_| fits(op.inp) && aligned) else { return Ok(false) };
+    let aligned = cx.are_aligned(&[inp])?;
+    let Some(grid) = grid_instead(cx, op, out, &[inp, order]).filter(|_| aligned) else { return Ok(false) };
     let replaced = cx.out.pop(); // the launch of the permutation
     let args = cx.optional_pointers(&[
         op.out,
@@ -182,8 +159,7 @@ fn with_permute(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
         Some(order),
     ])?;
     let (rows, cols) = (op.inp.shape.rows(), op.inp.shape.cols());
-    let args = args.ptr(cx.fault).u32s([rows, cols, rows / inp.shape.rows().max(1)]);
-    let args = args.u32(op.margin as u32).u32(op.unknown as u32);
+    let args = scaled(args.ptr(cx.fault).u32s([rows, cols, rows / inp.shape.rows().max(1)]), op);
     cx.launch(&file_spec("fp8/permute.cu", op.format)?, "permute_quantize", grid, args)?;
     cx.joins(replaced);
     Ok(true)
@@ -223,6 +199,13 @@ fn with_swiglu_bwd(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     Ok(true)
 }
 
+/// The grid of a kernel that quantises `out` instead of the op that wrote it, from what that op read; if nothing else needs `out` in bf16, and
+/// fp8/swiglu.cu and fp8/permute.cu take it.
+fn grid_instead(cx: &Lower<'_>, op: &Quantize, out: Slot, read: &[Slot]) -> Option<Grid> {
+    let alone = are_apart(written(op), read) && !is_read_later(cx, out);
+    tiles(op.inp, TILE).filter(|_| is_plain(op) && out == op.inp && alone && fits(op.inp))
+}
+
 /// The op so many before the one being lowered, if its launch is alone and in that place of the list.
 pub(super) fn ahead(cx: &Lower<'_>, back: usize) -> Option<Op> {
     let index = cx.op.checked_sub(back)?;
@@ -234,6 +217,15 @@ pub(super) fn ahead(cx: &Lower<'_>, back: usize) -> Option<Op> {
 
 pub(super) fn is_plain(op: &Quantize) -> bool {
     op.act.is_none() && op.pre.is_none() && op.d_bias.is_none()
+}
+
+fn written(op: &Quantize) -> impl Iterator<Item = Slot> {
+    [op.out, op.out_t, op.seen, Some(op.inverse)].into_iter().flatten()
+}
+
+/// Behind other arguments how the scale is chosen.
+pub(super) fn scaled(args: Args, op: &Quantize) -> Args {
+    args.u32(op.margin as u32).u32(op.unknown as u32)
 }
 
 /// Whether nothing that is written is read too: while some blocks write, others still read.
@@ -251,7 +243,7 @@ fn file_spec(file: &'static str, format: Fp8) -> Result<Spec> {
     Ok(Spec::act(file, DType::BF16)?.define("FORMAT", format_name(format)))
 }
 
-/// The tiles of a tensor, of so many columns, if a grid has room for them.
+/// The tiles of a tensor, of so many columns, if a grid has room for them; at least one, whose block writes the inverse of the scale.
 fn tiles(of: Slot, columns: usize) -> Option<Grid> {
     let [across, down] = [of.shape.cols().div_ceil(columns), of.shape.rows().div_ceil(TILE)];
     (down <= usize::from(u16::MAX)).then(|| Grid::plane(across.max(1), down.max(1), THREADS))

@@ -22,7 +22,7 @@ pub(super) const HOPPER_SHARED: usize = 227 << 10;
 /// Rows of an expert, on average, from which on pairs of blocks share its weights: most of its tiles of 128 rows have one below them.
 const PAIR_ROWS: usize = 512;
 /// The most experts: their offsets are held in shared memory.
-pub(super) const MOST_EXPERTS: usize = 2048;
+const MOST_EXPERTS: usize = 2048;
 
 /// The three products, and the forward with SwiGLU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +125,13 @@ impl Path {
     }
 }
 
+pub(super) fn check_experts(experts: usize) -> Result<()> {
+    if experts > MOST_EXPERTS {
+        return Err(Error::Unsupported(format!("{experts} experts, expected at most {MOST_EXPERTS}")));
+    }
+    Ok(())
+}
+
 /// The sizes of one product.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Groups {
@@ -144,9 +151,7 @@ impl Groups {
                 weight.shape
             )));
         };
-        if experts > MOST_EXPERTS {
-            return Err(Error::Unsupported(format!("{experts} experts, expected at most {MOST_EXPERTS}")));
-        }
+        check_experts(experts)?;
         Ok(Self { dtype: inp.dtype, rows: inp.shape.rows(), experts, ic, oc })
     }
 
@@ -182,9 +187,7 @@ pub(super) fn may_pair() -> bool {
 
 /// The kernels for a product, by its sizes and by where what it reads and writes begins.
 pub(super) fn path_of(cx: &Lower<'_>, g: &Groups, slots: &[Slot]) -> Result<Path> {
-    let addresses = slots.iter().map(|slot| cx.ptr(*slot)).collect::<Result<Vec<_>>>()?;
-    let aligned = addresses.iter().all(|at| at.is_multiple_of(16));
-    Ok(Path::choose(g, aligned, Path::most(cx.device.info.compute)))
+    Ok(Path::choose(g, cx.are_aligned(slots)?, Path::most(cx.device.info.compute)))
 }
 
 /// Adds the launch of one product; `slots` are the result, the operands and the offsets. `more` adds what only its kernel takes.
@@ -195,52 +198,38 @@ fn launch(
     slots: [Slot; 4],
     more: impl FnOnce(Args) -> Args,
 ) -> Result<()> {
-    let addresses = slots.iter().map(|slot| cx.ptr(*slot)).collect::<Result<Vec<_>>>()?;
     let path = path_of(cx, g, &slots[..3])?;
     let pairs = path == Path::Wgmma && g.in_pairs(step) && may_pair();
-    let args = Args::new();
     let args = if path == Path::Wgmma {
-        let args = mapped_result(cx, args, slots[0])?;
-        mapped_operands(cx, args, |which| box_rows(step, which, pairs), [slots[1], slots[2]])?
+        let args = mapped_result(cx, slots[0])?;
+        let args = mapped(cx, args, slots[1], box_rows(step, 0, pairs))?;
+        mapped(cx, args, slots[2], box_rows(step, 1, pairs))?
     } else {
-        args.ptr(addresses[0]).ptr(addresses[1]).ptr(addresses[2])
+        cx.pointers(&slots[..3])?
     };
-    let args = args.ptr(addresses[3]).ptr(cx.fault).u32s([g.rows, g.experts, g.ic, g.oc]);
-    let name = path.name(step, pairs);
-    let (threads, shared) = (path.threads(), path.shared(g.experts));
-    let function = cx.kernel(&path.spec(step, g.dtype, slots[0].dtype)?, name)?;
-    let resident = (cx.device.info.sms * function.blocks_per_sm(threads, shared)?.max(1)) as usize;
-    let tiles = g.tiles(step, path.tile());
+    let args = args.ptr(cx.ptr(slots[3])?).ptr(cx.fault).u32s([g.rows, g.experts, g.ic, g.oc]);
+    let spec = path.spec(step, g.dtype, slots[0].dtype)?;
     // The last tiles of an expert may be one without another.
-    let blocks = if pairs { (tiles + g.experts).min(resident) / 2 * 2 } else { tiles.min(resident) };
-    cx.launch_function(name, function, Grid::linear(blocks, threads).shared(shared), more(args));
-    Ok(())
+    let (cluster, alone) = if pairs { (2, g.experts) } else { (1, 0) };
+    let blocks = g.tiles(step, path.tile()) + alone;
+    let grid = Grid::linear(blocks, path.threads()).shared(path.shared(g.experts));
+    cx.launch_resident((&spec, path.name(step, pairs)), grid, cluster, more(args))
 }
 
 /// The address of a result, and its tensor map for TMA stores; f32 needs none.
-pub(super) fn mapped_result(cx: &Lower<'_>, args: Args, slot: Slot) -> Result<Args> {
-    let args = args.ptr(cx.ptr(slot)?);
+pub(super) fn mapped_result(cx: &Lower<'_>, slot: Slot) -> Result<Args> {
+    let args = cx.pointers(&[slot])?;
     if slot.dtype != DType::BF16 {
         return Ok(args.words(&[0; 32]));
     }
-    Ok(args.words(&matrix(cx, slot)?.tensor_map(cx.device, STORE_ROWS)?))
+    mapped(cx, args, slot, STORE_ROWS)
 }
 
-/// The tensor maps of operands, `rows(which)` at a time of each.
-fn mapped_operands(
-    cx: &Lower<'_>,
-    args: Args,
-    rows: impl Fn(usize) -> u32,
-    operands: [Slot; 2],
-) -> Result<Args> {
-    operands.into_iter().enumerate().try_fold(args, |args, (which, slot)| {
-        Ok(args.words(&matrix(cx, slot)?.tensor_map(cx.device, rows(which))?))
-    })
-}
-
-pub(super) fn matrix(cx: &Lower<'_>, slot: Slot) -> Result<Matrix> {
+/// Behind other arguments the tensor map of a matrix, whose TMA copies have so many rows.
+pub(super) fn mapped(cx: &Lower<'_>, args: Args, slot: Slot, rows: u32) -> Result<Args> {
     let cols = slot.shape.cols();
-    Ok(Matrix { at: cx.ptr(slot)?, rows: slot.numel() / cols, cols, bytes: slot.dtype.size() })
+    let matrix = Matrix { at: cx.ptr(slot)?, rows: slot.numel() / cols, cols, bytes: slot.dtype.size() };
+    Ok(args.words(&matrix.tensor_map(cx.device, rows)?))
 }
 
 /// Rows of a TMA copy of an operand: a whole tile if they are rows or columns of the result, or what one block of a pair copies of it, and

@@ -1,7 +1,7 @@
 //! Products of 8-bit numbers of many experts.
 
-use super::fp8::{ahead, are_apart, format_name, is_plain, is_read_later, needs_fp8};
-use super::grouped::{CONSUMERS, MOST_EXPERTS, Path, mapped_result, matrix, may_pair};
+use super::fp8::{ahead, are_apart, format_name, is_plain, is_read_later, needs_fp8, scaled};
+use super::grouped::{CONSUMERS, Path, check_experts, mapped, mapped_result, may_pair};
 use super::lower::Lower;
 use crate::args::{Args, Grid};
 use crate::kernels::Spec;
@@ -56,10 +56,8 @@ impl Product {
 
     /// The kernels to use: those of Hopper, or those that any GPU runs.
     fn path(&self, cx: &Lower<'_>, [_, right]: [Fp8; 2]) -> Result<Path> {
-        let addresses = self.slots.iter().map(|slot| cx.ptr(*slot)).collect::<Result<Vec<_>>>()?;
-        let aligned = addresses.iter().all(|at| at.is_multiple_of(16));
         let fits = Path::Wgmma.fits(self.experts()) && self.whole && self.rows > 0 && right == Fp8::E4M3;
-        Ok(if aligned && fits && Path::most(cx.device.info.compute) == Path::Wgmma {
+        Ok(if fits && cx.are_aligned(&self.slots)? && Path::most(cx.device.info.compute) == Path::Wgmma {
             Path::Wgmma
         } else {
             Path::Any
@@ -68,10 +66,7 @@ impl Product {
 
     fn launch(&self, cx: &mut Lower<'_>) -> Result<()> {
         needs_fp8(cx)?;
-        let experts = self.experts();
-        if experts > MOST_EXPERTS {
-            return Err(Error::Unsupported(format!("{experts} experts, expected at most {MOST_EXPERTS}")));
-        }
+        check_experts(self.experts())?;
         let formats = self.formats()?;
         let path = self.path(cx, formats)?;
         let spec = spec(path, formats, self.slots[0].dtype)?;
@@ -112,9 +107,8 @@ impl Product {
     /// The result, and what TMA needs to know of it and of the operands, of the right one `lines` at a time.
     fn mapped(&self, cx: &Lower<'_>, lines: usize) -> Result<Args> {
         let [out, left, right] = self.slots;
-        let args = mapped_result(cx, Args::new(), out)?;
-        let args = args.words(&matrix(cx, left)?.tensor_map(cx.device, Path::Wgmma.tile()[0] as u32)?);
-        Ok(args.words(&matrix(cx, right)?.tensor_map(cx.device, lines as u32)?))
+        let args = mapped(cx, mapped_result(cx, out)?, left, Path::Wgmma.tile()[0] as u32)?;
+        mapped(cx, args, right, lines as u32)
     }
 
     /// A kernel of this product, by clusters of so many blocks, from its first arguments on; `more` adds the last ones.
@@ -122,7 +116,7 @@ impl Product {
         &self,
         cx: &mut Lower<'_>,
         (path, threads, cluster): (Path, u32, usize),
-        (spec, name): (&Spec, &'static str),
+        kernel: (&Spec, &'static str),
         args: Args,
         more: impl FnOnce(&Lower<'_>, Args) -> Result<Args>,
     ) -> Result<()> {
@@ -131,12 +125,8 @@ impl Product {
         let args = args.u32s([self.rows, experts, self.sizes[0], self.sizes[1]]);
         let args = cx.append(args, &self.inverses.map(Some))?;
         let args = more(cx, args)?;
-        let shared = path.shared(experts);
-        let function = cx.kernel(spec, name)?;
-        let resident = (cx.device.info.sms * function.blocks_per_sm(threads, shared)?.max(1)) as usize;
-        let blocks = (self.tiles)(self, path.tile()).min(resident) / cluster * cluster;
-        cx.launch_function(name, function, Grid::linear(blocks, threads).shared(shared), args);
-        Ok(())
+        let grid = Grid::linear((self.tiles)(self, path.tile()), threads).shared(path.shared(experts));
+        cx.launch_resident(kernel, grid, cluster, args)
     }
 }
 
@@ -162,7 +152,7 @@ pub(super) fn with_product(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     let how = (Path::Wgmma, SWIGLU_THREADS, 1);
     product.launch_kernel(cx, how, (&spec, "grouped_fp8_swiglu"), args, |cx, args| {
         let args = cx.append(args, &[out, op.inverse, seen, op.amax].map(Some))?;
-        Ok(args.u32(op.margin as u32).u32(op.unknown as u32))
+        Ok(scaled(args, op))
     })?;
     cx.joins(replaced);
     Ok(true)

@@ -1,12 +1,12 @@
 //! Adapters of experts: products on some of the columns of their rows, one launch for each part. Where each expert's rows are
 //! is known to the device only, so blocks look for their tiles, as in `grouped.rs`.
 
-use super::grouped::{MOST_EXPERTS, Path};
+use super::grouped::{Path, check_experts};
 use super::lora::addresses;
 use super::lower::Lower;
+use crate::Result;
 use crate::args::{Args, Grid};
 use crate::kernels::Spec;
-use crate::{Error, Result};
 use ironhorse_core::op::{GroupedLoraBwdHidden, GroupedLoraBwdInput, GroupedLoraBwdWeight, GroupedLoraFwd};
 use ironhorse_core::{DType, Slot};
 
@@ -84,9 +84,7 @@ fn spec(path: Path, [input, output]: [DType; 2]) -> Result<Spec> {
 
 fn launch(cx: &mut Lower<'_>, product: &Product, offsets: Slot) -> Result<()> {
     let Product { step, at, dtypes, rows, experts, sizes, ld, step_by, scale, adds } = *product;
-    if experts > MOST_EXPERTS {
-        return Err(Error::Unsupported(format!("{experts} experts, expected at most {MOST_EXPERTS}")));
-    }
+    check_experts(experts)?;
     let path = product.path(Path::most(cx.device.info.compute));
     let blocks = product.tiles(path.tile());
     if blocks == 0 {
@@ -95,11 +93,8 @@ fn launch(cx: &mut Lower<'_>, product: &Product, offsets: Slot) -> Result<()> {
     let args = at.into_iter().fold(Args::new(), Args::ptr);
     let args = args.ptr(cx.ptr(offsets)?).ptr(cx.fault).u32s([rows, experts]).u32s(sizes).u32s(ld);
     let args = args.u64(step_by as u64).f32(scale).u32(adds.into());
-    let (name, threads, shared) = (name(path, step), path.threads(), path.shared(experts));
-    let function = cx.kernel(&spec(path, dtypes)?, name)?;
-    let resident = (cx.device.info.sms * function.blocks_per_sm(threads, shared)?.max(1)) as usize;
-    cx.launch_function(name, function, Grid::linear(blocks.min(resident), threads).shared(shared), args);
-    Ok(())
+    let grid = Grid::linear(blocks, path.threads()).shared(path.shared(experts));
+    cx.launch_resident((&spec(path, dtypes)?, name(path, step)), grid, 1, args)
 }
 
 pub(crate) fn grouped_lora_fwd(cx: &mut Lower<'_>, op: &GroupedLoraFwd) -> Result<()> {

@@ -1,11 +1,11 @@
 //! SwiGLU's backward together with the experts' product whose result it reads: experts/grouped_swiglu_bwd.cu, Hopper only.
 
 use super::fp8::{ahead, are_apart, is_read_later};
-use super::grouped::{BOX, Groups, HOPPER_SHARED, Path, matrix, path_of};
+use super::grouped::{BOX, Groups, HOPPER_SHARED, Path, mapped, path_of};
 use super::lower::Lower;
+use crate::Result;
 use crate::args::{Args, Grid};
 use crate::kernels::Spec;
-use crate::{Error, Result};
 use ironhorse_core::op::{Gate, GroupedLinearBwdInput, Op, SwigluBwd};
 
 /// `STAGES` and `THREADS` of the file, and rows and columns of a tile.
@@ -33,15 +33,11 @@ pub(super) fn with_product(cx: &mut Lower<'_>, op: &SwigluBwd) -> Result<bool> {
     let replaced = cx.out.pop(); // the launch of the product
     let g = Groups::new(of.d_inp, of.weight)?;
     let args = cx.append(Args::new(), &[Some(op.d_inp), op.act, Some(op.inp)])?;
-    let args = [(of.d_out, TILE), (of.weight, BOX)].into_iter().try_fold(args, |args, (slot, lines)| {
-        Ok::<_, Error>(args.words(&matrix(cx, slot)?.tensor_map(cx.device, lines as u32)?))
-    })?;
+    let args = mapped(cx, mapped(cx, args, of.d_out, TILE as u32)?, of.weight, BOX as u32)?;
     let args = args.ptr(cx.ptr(of.offsets)?).ptr(cx.fault).u32s([g.rows, g.experts, g.ic, g.oc]);
-    let (name, bytes) = ("grouped_swiglu_bwd", shared(g.experts));
-    let function = cx.kernel(&spec(), name)?;
-    let resident = (cx.device.info.sms * function.blocks_per_sm(THREADS, bytes)?.max(1)) as usize;
-    let blocks = g.row_tiles(TILE) * g.ic.div_ceil(TILE);
-    cx.launch_function(name, function, Grid::linear(blocks.min(resident), THREADS).shared(bytes), args);
+    let tiles = g.row_tiles(TILE) * g.ic.div_ceil(TILE);
+    let grid = Grid::linear(tiles, THREADS).shared(shared(g.experts));
+    cx.launch_resident((&spec(), "grouped_swiglu_bwd"), grid, 1, args)?;
     cx.joins(replaced);
     Ok(true)
 }

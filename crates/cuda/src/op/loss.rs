@@ -86,10 +86,10 @@ fn walk(cx: &mut Lower<'_>, op: &CrossEntropy, kernel: &'static str, args: Args)
     };
     let function = cx.kernel(&spec(dtype, cluster)?, kernel)?;
     let resident = match cluster {
-        1 => cx.device.info.sms * function.blocks_per_sm(threads, bytes)?,
-        _ => function.resident_clusters(cluster, threads, bytes)?,
+        1 => function.resident(threads, bytes)?,
+        _ => function.resident_clusters(cluster, threads, bytes)?.max(1) as usize,
     };
-    let clusters = rows.min(resident.max(1) as usize);
+    let clusters = rows.min(resident);
     let grid = Grid::linear(clusters * cluster as usize, threads).shared(bytes);
     cx.launch_function(kernel, function, grid, args);
     Ok(true)

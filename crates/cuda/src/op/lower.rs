@@ -64,6 +64,11 @@ impl Lower<'_> {
         self.memory.address(slot)
     }
 
+    /// Whether slots begin at whole vectors.
+    pub fn are_aligned(&self, slots: &[Slot]) -> Result<bool> {
+        slots.iter().try_fold(true, |all, &slot| Ok(all && self.ptr(slot)?.is_multiple_of(16)))
+    }
+
     /// The device address of a slot, or null if it is absent.
     pub fn optional(&self, slot: Option<Slot>) -> Result<u64> {
         slot.map_or(Ok(0), |slot| self.ptr(slot))
@@ -157,6 +162,21 @@ impl Lower<'_> {
     pub fn launch(&mut self, spec: &Spec, name: &'static str, grid: Grid, args: Args) -> Result<()> {
         let function = self.kernel(spec, name)?;
         self.launch_function(name, function, grid, args);
+        Ok(())
+    }
+
+    /// Adds a launch of a kernel whose blocks stay and walk over their work: of the grid's as many as the device holds, in whole clusters.
+    pub fn launch_resident(
+        &mut self,
+        (spec, name): (&Spec, &'static str),
+        grid: Grid,
+        cluster: usize,
+        args: Args,
+    ) -> Result<()> {
+        let function = self.kernel(spec, name)?;
+        let (threads, shared) = (grid.block[0], grid.shared as usize);
+        let blocks = function.resident(threads, shared)?.min(grid.grid[0] as usize) / cluster * cluster;
+        self.launch_function(name, function, Grid::linear(blocks, threads).shared(shared), args);
         Ok(())
     }
 

@@ -242,9 +242,8 @@ impl Backward {
         let warps = bwd_warps(self.inp.dtype, self.inp.shape.cols());
         let threads = 32 * warps as u32;
         let function = cx.kernel(spec, self.norm.bwd)?;
-        let resident = cx.device.info.sms * function.blocks_per_sm(threads, 0)?.max(1);
         // A block without rows would only write zeros, so there is at most one per row.
-        let count = self.inp.shape.rows().div_ceil(warps).min(resident as usize);
+        let count = self.inp.shape.rows().div_ceil(warps).min(function.resident(threads, 0)?);
         let more = if sums { self.inp.shape.cols() } else { 0 };
         let (partials, args) = self.partials(cx, count, more)?;
         cx.launch_function(self.norm.bwd, function, Grid::linear(count, threads), args);

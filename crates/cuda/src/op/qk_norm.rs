@@ -28,10 +28,7 @@ fn spec([act, weight, grad]: [DType; 3], lanes: Option<usize>, (gain, q_scale): 
 
 /// Lanes of a head if all these slots can be read in vectors.
 fn chosen(cx: &Lower<'_>, parts: &QkHeads, slots: &[Slot]) -> Result<Option<usize>> {
-    let mut aligned = true;
-    for &slot in slots {
-        aligned &= cx.ptr(slot)?.is_multiple_of(16);
-    }
+    let aligned = cx.are_aligned(slots)?;
     Ok(lanes(parts.qkv.dtype, parts.dim()).filter(|_| aligned))
 }
 
@@ -77,9 +74,9 @@ fn partials(cx: &mut Lower<'_>, op: &QkNormBwd, count: usize) -> Result<(u64, Ar
 /// Returns address and number of the partial rows.
 fn in_vectors(cx: &mut Lower<'_>, op: &QkNormBwd, spec: &Spec, lanes: usize) -> Result<(u64, usize)> {
     let function = cx.kernel(spec, "qk_norm_bwd")?;
-    let resident = cx.device.info.sms * function.blocks_per_sm(THREADS as u32, 0)?.max(1);
     // A block without heads would only write zeros.
-    let count = (op.parts().tokens() * op.heads).div_ceil(THREADS / lanes).min(resident as usize);
+    let most = (op.parts().tokens() * op.heads).div_ceil(THREADS / lanes);
+    let count = most.min(function.resident(THREADS as u32, 0)?);
     let (partials, args) = partials(cx, op, count)?;
     cx.launch_function("qk_norm_bwd", function, Grid::linear(count, THREADS as u32), args);
     Ok((partials, count))

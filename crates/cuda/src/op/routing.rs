@@ -68,12 +68,8 @@ fn spec(act: DType, vectors: bool) -> Result<Spec> {
 
 /// The file for these rows: with vectors where all of them start at whole ones.
 fn rows_spec(cx: &Lower<'_>, rows: &[Slot]) -> Result<Spec> {
-    let mut vectors = true;
-    for slot in rows {
-        let whole = 16 / slot.dtype.size();
-        vectors &= slot.shape.cols().is_multiple_of(whole) && cx.ptr(*slot)?.is_multiple_of(16);
-    }
-    spec(rows[0].dtype, vectors)
+    let whole = rows.iter().all(|slot| slot.shape.cols().is_multiple_of(16 / slot.dtype.size()));
+    spec(rows[0].dtype, whole && cx.are_aligned(rows)?)
 }
 
 /// A warp for each row.
