@@ -54,7 +54,7 @@ pub enum Product {
     /// Attention scores, whose absolute error becomes a relative error of their exponentials, and the products with
     /// values and gradients.
     Attention,
-    /// Attention of a single query, which engines compute without tensor cores in bf16.
+    /// Attention over a cache. In bf16 it is held to sums in f32 without tensor cores, also where prompts use them.
     CachedAttention,
     /// Of 8-bit numbers, whose products are exact in f32; the sums on tensor cores have this relative error at most.
     Fp8 {

@@ -28,12 +28,12 @@ DEVICE Drops drops_of(const Shape&) { return {}; }
 constexpr bool MASKS = true;
 DEVICE Starts starts_of(const Shape& shape, u32 head) {
     const i32* at = shape.mask.positions;
-    return {at ? at + (size_t)(head / shape.heads) * shape.seq : at, shape.seq, shape.mask.window};
+    return {at ? at + (size_t)(head / shape.heads) * shape.q_len() : at, shape.q_len(), shape.mask.window};
 }
 // Reports a wrong position of a query, once for all heads.
 DEVICE void check_query(const Shape& shape, const Starts& starts, u32 head, u32 query) {
-    if (starts.at && head % shape.heads == 0 && query < shape.seq)
-        check_position(starts.at, query, (u64)(head / shape.heads) * shape.seq, shape.mask.fault);
+    if (starts.at && head % shape.heads == 0 && query < shape.q_len())
+        check_position(starts.at, query, (u64)(head / shape.heads) * shape.q_len(), shape.mask.fault);
 }
 #else
 constexpr bool MASKS = false;

@@ -9,6 +9,13 @@
 // TERMS, where given, is the number of products of tf32 for one of f32 (attention/tile_f32.cuh); else ELEM is bf16 or f16.
 //
 // Positions beyond the last are zeros in shared memory, and no query sees keys there.
+//
+// With CACHED (and EAGER) queries are tokens of a step over a cache that has their keys and values already (attention/append.cu). A
+// block per head and group of tokens takes the wide runs of the group one after the other (attention/places.cuh); the other tokens
+// are left to attention/cached_split.cu.
+#if defined(CACHED) && defined(WINDOWED)
+#define MASKED
+#endif
 #ifdef TERMS
 #include "attention/tile_f32.cuh"
 #else
@@ -156,6 +163,42 @@ DEVICE void forward(ELEM* out, float* lse, const Qkv<const ELEM>& in, const Shap
     store_tile(out + at.out, shape.out_stride(at), first, q_len, acc, factor, tile_q, row);
 }
 
+#ifdef CACHED
+#include "attention/places.cuh"
+
+static_assert(BM == Places::GROUP, "a run has a row for each of its tokens");
+
+// Grid: a block per head for each group of tokens, the last group, which sees the most keys, first.
+KERNEL __launch_bounds__(THREADS, BLOCKS)
+    flash_cached(ELEM* out, const ELEM* keys, const ELEM* values, const ELEM* qkv, const i32* rows, const i32* positions, u32 tokens,
+                 u32 heads, u32 kv_heads, u32 context, u32 window, u32 sequences) {
+    const Places places = {rows, positions, sequences, context};
+    const u32 group = (gridDim.x - 1 - blockIdx.x) / heads * BM, end = min(group + BM, tokens);
+    const u32 all = heads * HD, width = kv_heads * HD, packed = all + 2 * width;
+    for (u32 token = group; token < end;) {
+        const Run run = places.run_of(token, tokens);
+        token = run.first + run.count;
+        if (!run.wide()) continue;
+        // Keys are counted from the first one that the first token attends to: what lies before it is not read.
+        const u32 position = positions[run.first], begin = first_cached(position, window), before = position - begin;
+        const u64 key = ((u64)rows[run.first] * context + begin) * width;
+        Shape shape = {{0, HD, packed}, {0, HD, width}, {0, HD, width}, {0, HD, all}};
+        shape.scale = shape.steep = 1.0f / sqrtf((float)HD);
+        shape.lengths[0] = run.count;
+        shape.lengths[1] = before + run.count;
+        shape.shift = (int)before;
+        shape.heads = heads;
+        shape.kv_heads = kv_heads;
+        shape.total = shape.group = gridDim.x;
+#ifdef MASKED
+        shape.mask.window = window - min(position, window - 1);  // how many of the run attend to that first key
+#endif
+        forward(out + (u64)run.first * all, nullptr, {qkv + (u64)run.first * packed, keys + key, values + key}, shape);
+        __syncthreads();  // the next run's tiles take the place of this one's
+    }
+}
+#else
 KERNEL __launch_bounds__(THREADS, BLOCKS) flash_fwd(ELEM* out, float* lse, QKV_PARAMETERS, SHAPE_PARAMETERS) {
     forward(out, lse, QKV, SHAPE);
 }
+#endif

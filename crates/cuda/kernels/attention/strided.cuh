@@ -5,6 +5,7 @@
 // kv_len - q_len where that is causal, and kv_len where every query sees all. Lengths are below 2^30.
 #pragma once
 
+#include "attention/starts.cuh"
 #include "common/unaligned.cuh"
 
 constexpr bool STRIDED = true;
@@ -40,6 +41,9 @@ struct Shape {
     u32 heads, kv_heads, hd, total, group;
     u32 aligned;  // whether head_dim, all strides and all addresses allow vectors of 16 bytes
     u32 unused;
+#ifdef MASKED
+    Mask mask;
+#endif
 
     DEVICE u32 q_len() const { return lengths[0]; }
     DEVICE u32 kv_len() const { return lengths[1]; }

@@ -15,7 +15,12 @@ static_assert(HD % 16 == 0 && HD <= 128, "what tiles and registers have room for
 
 constexpr int WARPS = 4;
 constexpr int THREADS = WARPS * WARP;
-constexpr int MT = HD <= 64 ? 2 : 1;    // two tiles of 16 rows share what is read of the streamed tile
+#ifdef CACHED
+constexpr bool OVER_CACHE = true;  // a block has a group of tokens (attention/places.cuh)
+#else
+constexpr bool OVER_CACHE = false;
+#endif
+constexpr int MT = HD <= 64 && !OVER_CACHE ? 2 : 1;  // two tiles of 16 rows share what is read of the streamed tile
 constexpr int CHUNKS = HD / 8;
 constexpr bool SWIZZLE = HD % 64 == 0;
 constexpr int PITCH = (SWIZZLE ? HD : HD + 8) * 2;  // bytes from row to row
@@ -28,8 +33,8 @@ constexpr int BWD_STAGE = 64;
 constexpr int BWD_PART = (MASKS || (DROPS && MAJOR >= 10)) && MT == 2 && HD > 48 ? 16 : 32;
 constexpr int BLOCKS = 2, KV_BLOCKS = BLOCKS;  // per multiprocessor: of all kernels, of flash_bwd_kv
 // Whether rows are held in registers. With strided k and v, or limits of the keys, the compiler for the newest GPUs has no registers
-// left for queries of this width, and with dropout none has for two tiles of queries.
-constexpr bool FWD_HELD = !((STRIDED || MASKS) && HD == 64 && MAJOR >= 10) && !(DROPS && MT == 2);
+// left for queries of this width (over a cache of any), and with dropout none has for two tiles of queries.
+constexpr bool FWD_HELD = !((STRIDED || MASKS) && (HD == 64 || OVER_CACHE) && MAJOR >= 10) && !(DROPS && MT == 2);
 constexpr bool BWD_HELD = true;
 constexpr bool BALANCED = false;  // operands are rounded more than delta
 constexpr bool SHORT = false;  // of registers for values needed only after the passes

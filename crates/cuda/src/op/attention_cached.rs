@@ -1,9 +1,11 @@
 //! Attention of new tokens over a cache.
 
+use super::flash::operands;
 use super::lower::Lower;
-use crate::Result;
 use crate::args::Grid;
-use crate::kernels::Spec;
+use crate::flash::{Operands, Path, Plan, Step};
+use crate::kernels::{Spec, ctype};
+use crate::{Result, Settings};
 use ironhorse_core::DType;
 use ironhorse_core::op::AttentionCached;
 
@@ -23,6 +25,11 @@ const APPEND_THREADS: u32 = 256;
 const BLOCKS: usize = 512;
 /// The most blocks of a head that are a cluster: the largest one that every device with clusters runs.
 const CLUSTER: usize = 8;
+
+/// `GROUP` of attention/places.cuh: the most tokens of a sequence that a block takes on tensor cores.
+const GROUP: usize = 64;
+/// The most blocks of attention/cached_split.cu where tensor cores take most tokens: enough to fill a device several times.
+const MOST_BLOCKS: usize = 2048;
 
 fn split_spec(act: DType, head_dim: usize) -> Result<Spec> {
     Ok(Spec::act("attention/cached_split.cu", act)?.define("HEAD_DIM", head_dim as u32))
@@ -70,6 +77,32 @@ fn placed(spec: Spec, op: &AttentionCached) -> Spec {
     if op.positions.is_some() { spec.define("PLACED", 1) } else { spec }
 }
 
+/// How tensor cores take tokens that follow each other in a sequence, which those of a prompt do. `None` for steps too small to have
+/// a whole group of them, and for what there are no tiles for.
+fn runs(op: &AttentionCached, settings: &Settings, shared: usize) -> Option<Plan> {
+    let half = operands(op.out.dtype, settings).filter(|&operands| operands == Operands::Half);
+    let path = Path::choose(half, op.out.shape.cols() / op.heads, shared);
+    let takes = matches!(path, Path::Tensor(..)) && op.positions.is_some() && op.out.shape.rows() >= GROUP;
+    takes.then(|| path.plan(Step::Fwd))
+}
+
+/// The kernel that takes them.
+fn runs_spec(plan: &Plan, act: DType) -> Result<Spec> {
+    Ok(plan.spec(ctype(act)?).define("EAGER", 1).define("CACHED", 1))
+}
+
+/// Attention of the tokens that tensor cores take.
+fn of_runs(cx: &mut Lower<'_>, op: &AttentionCached, plan: &Plan) -> Result<()> {
+    let [sequences, context, _] = *op.keys.shape.dims() else { return Ok(()) };
+    let tokens = op.out.shape.rows();
+    let slots = [Some(op.out), Some(op.keys), Some(op.values), Some(op.qkv), op.rows, op.positions];
+    let (spec, window) = windowed(runs_spec(plan, op.out.dtype)?, op.window, context);
+    let args = cx.optional_pointers(&slots)?;
+    let args = args.u32s([tokens, op.heads, op.kv_heads, context, window, sequences]);
+    let grid = Grid::linear(tokens.div_ceil(GROUP) * op.heads, plan.threads).shared(plan.shared);
+    cx.launch(&spec, "flash_cached", grid, args)
+}
+
 /// Stores the keys and values of tokens that have places of their own: one of them may attend to another.
 fn append(cx: &mut Lower<'_>, op: &AttentionCached) -> Result<()> {
     let (&[sequences, context, width], Some(_)) = (op.keys.shape.dims(), op.positions) else { return Ok(()) };
@@ -93,8 +126,13 @@ fn split(cx: &mut Lower<'_>, op: &AttentionCached, span: usize) -> Result<()> {
     let args = args.u32s([op.heads, op.kv_heads, context, rows, splits, window, sequences]);
     let joins = cx.device.info.has_clusters() && op.positions.is_none();
     let spec = if joins { clustered(spec, splits) } else { spec };
-    let kernel = placed(spec, op).kernel("attention_cached_split");
-    let grid = Grid::linear(rows * splits, SPLIT_THREADS as u32);
+    let (mut spec, mut blocks) = (placed(spec, op), rows * splits);
+    if let Some(plan) = runs(op, cx.settings, cx.device.info.shared_per_block) {
+        of_runs(cx, op, &plan)?;
+        (spec, blocks) = (spec.define("RUNS", 1), blocks.min(MOST_BLOCKS));
+    }
+    let kernel = spec.kernel("attention_cached_split");
+    let grid = Grid::linear(blocks, SPLIT_THREADS as u32);
     let early: &[_] = if op.positions.is_some() { &[] } else { &[op.keys, op.values] };
     cx.launch_chained(&kernel, grid, args, early)
 }
@@ -134,12 +172,57 @@ pub(super) fn specs() -> Vec<Spec> {
     let clusters = clusters.flat_map(|spec| [2, 4, CLUSTER].map(|splits| clustered(spec.clone(), splits)));
     let all = Spec::all_vectors(spec).into_iter().chain(split).flat_map(windowed);
     let all = all.flat_map(|spec| [spec.clone(), spec.define("PLACED", 1)]).chain(clusters);
-    all.chain(types.into_iter().flat_map(append_spec)).collect()
+    let tiles = [64, 128].map(|width| Path::Tensor(Operands::Half, width).plan(Step::Fwd));
+    let runs = tiles.into_iter().flat_map(|plan| runs_spec(&plan, DType::BF16)).flat_map(windowed);
+    let rest = [64, 128].into_iter().flat_map(|width| split_spec(DType::BF16, width)).flat_map(windowed);
+    let rest = rest.map(|spec| spec.define("PLACED", 1).define("RUNS", 1));
+    all.chain(runs).chain(rest).chain(types.into_iter().flat_map(append_spec)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Attention;
+    use ironhorse_core::{Pool, Shape, Slot};
+
+    /// Decode steps have fewer tokens than a group, and keep to one launch.
+    #[test]
+    fn tensor_cores_take_prompts_in_bf16() {
+        let takes = |dtype, head_dim: usize, tokens: usize, placed: bool, attention| {
+            let slot = |shape: Shape, dtype| Slot { pool: Pool::Io, offset: 0, shape, dtype };
+            let cache = slot([2, 300, 2 * head_dim].into(), dtype);
+            let places = placed.then(|| slot([tokens, 1].into(), DType::I32));
+            let op = AttentionCached {
+                out: slot([tokens, 1, 8 * head_dim].into(), dtype),
+                keys: cache,
+                values: cache,
+                qkv: slot([tokens, 1, 12 * head_dim].into(), dtype),
+                rows: places,
+                positions: places,
+                heads: 8,
+                kv_heads: 2,
+                window: None,
+            };
+            let plan = runs(&op, &Settings { attention, ..Settings::default() }, 99 << 10);
+            plan.map(|plan| (plan.width, plan.shared))
+        };
+        let auto = Attention::Auto;
+        assert_eq!(takes(DType::BF16, 128, 64, true, auto), Some((Some(("HD", 128)), 5 * 64 * 256)));
+        assert_eq!(takes(DType::BF16, 64, 1024, true, auto), Some((Some(("HD", 64)), 6 * 64 * 128)));
+        for (dtype, head_dim, tokens, placed, attention) in [
+            (DType::BF16, 128, GROUP - 1, true, auto),
+            (DType::BF16, 128, 64, false, auto),
+            (DType::BF16, 128, 64, true, Attention::Plain),
+            (DType::BF16, 256, 64, true, auto),
+            (DType::F32, 128, 64, true, auto),
+        ] {
+            assert_eq!(
+                takes(dtype, head_dim, tokens, placed, attention),
+                None,
+                "{dtype} {head_dim} {tokens}"
+            );
+        }
+    }
 
     #[test]
     fn the_blocks_of_a_head_are_a_cluster_unless_they_would_be_too_few() {

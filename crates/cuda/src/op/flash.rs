@@ -69,7 +69,7 @@ impl Heads {
 }
 
 /// What tensor cores are handed, if they may be used.
-fn operands(dtype: DType, settings: &Settings) -> Option<Operands> {
+pub(super) fn operands(dtype: DType, settings: &Settings) -> Option<Operands> {
     match dtype {
         _ if settings.attention == Attention::Plain => None,
         DType::BF16 => Some(Operands::Half),

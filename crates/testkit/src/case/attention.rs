@@ -104,6 +104,28 @@ const PLACED: [Placed; 11] = [
     ([2, 9, 48, 6, 2], &[]),
 ];
 
+/// (S, maxT, C, NH, NKV), window, then the sequence, the first position and the number of tokens that follow each other: prompts. A
+/// first position of -1 is that of tokens that are not used.
+type Runs = ([usize; 5], Option<usize>, &'static [(i32, i32, usize)]);
+const RUNS: [Runs; 13] = [
+    ([1, 70, 64, 1, 1], None, &[(0, 0, 64)]),
+    ([1, 70, 128, 1, 1], None, &[(0, 2, 67)]),
+    ([2, 80, 128, 2, 1], None, &[(0, 0, 40), (1, 3, 30)]),
+    ([2, 90, 256, 2, 1], None, &[(0, 10, 60), (1, 80, 10), (0, -1, 9)]),
+    // after a token that is written, so that no group of 64 begins with a prompt
+    ([3, 110, 256, 4, 1], None, &[(0, 109, 1), (1, 7, 100), (2, 0, 20), (0, -1, 7)]),
+    ([2, 300, 512, 4, 1], None, &[(0, 200, 70), (1, 299, 1)]),
+    ([2, 600, 128, 2, 2], None, &[(0, 599, 1), (1, 500, 69)]),
+    // of the same sequence too, and of lengths around the least that tensor cores take
+    ([4, 50, 64, 1, 1], None, &[(0, 0, 7), (1, 20, 8), (2, 5, 9), (2, 30, 16), (3, 0, 24)]),
+    // more rows and heads than blocks
+    ([3, 80, 1024, 16, 4], None, &[(0, 79, 1), (1, 0, 70), (2, 5, 59)]),
+    ([1, 70, 256, 1, 1], None, &[(0, 1, 65)]),
+    ([2, 150, 128, 1, 1], Some(40), &[(0, 0, 70), (1, 60, 64)]),
+    ([2, 200, 128, 2, 1], Some(17), &[(0, 199, 1), (1, 100, 80)]),
+    ([1, 140, 256, 2, 1], Some(100), &[(0, 50, 80)]),
+];
+
 /// Sizes of a case.
 #[derive(Clone, Copy)]
 struct Size {
@@ -168,6 +190,12 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     }
     for (size, places) in PLACED {
         cases.push(placed(p, size.into(), places, None));
+    }
+    for (size, window, runs) in RUNS {
+        let place = |row, at, i| (row, if at < 0 { at } else { at + i });
+        let run = |&(row, at, count): &(i32, i32, usize)| (0..count as i32).map(move |i| place(row, at, i));
+        let places: Vec<(i32, i32)> = runs.iter().flat_map(run).collect();
+        cases.push(placed(p, size.into(), &places, window));
     }
     // Heads of 12, and of all widths that have a kernel of their own.
     for (size, window) in [
@@ -302,13 +330,25 @@ fn cached(p: Precision, size: Size, position: usize, window: Option<usize>) -> C
     })
 }
 
+/// Each token, or the positions of those that follow each other.
+fn places_name(places: &[(i32, i32)]) -> String {
+    let follows = |a: &(i32, i32), b: &(i32, i32)| a.0 == b.0 && a.1 >= 0 && a.1 + 1 == b.1;
+    let runs = places.chunk_by(follows).map(|run| match run {
+        [(row, first), .., (_, last)] => format!("({row}, {first} to {last})"),
+        _ => format!("{run:?}").trim_matches(['[', ']']).to_owned(),
+    });
+    runs.collect::<Vec<_>>().join(", ")
+}
+
 /// Tokens of several sequences. The cache holds NaN at the positions that are written, and at all that no token may read.
 fn placed(p: Precision, size: Size, places: &[(i32, i32)], window: Option<usize>) -> Case {
     let Size { b: sequences, t: context, c, heads, kv_heads } = size;
     let last = window.map_or(String::new(), |window| format!(" window {window}"));
-    let mut kit = Kit::with_precision(p, format!("{} places {places:?}{last}", size.name("maxT")));
+    let mut kit =
+        Kit::with_precision(p, format!("{} places {}{last}", size.name("maxT"), places_name(places)));
     kit.scalars.position = u32::MAX; // must not be used
     let (width, tokens) = (size.kv_width(), places.len());
+    kit.large = tokens * context * c > 3_000_000;
     let [keys, values] = [(); 2].map(|()| kit.cache([sequences, context, width]));
     let readable = |row: usize, position: usize| {
         let here = || places.iter().filter(|&&(r, at)| at >= 0 && r as usize == row);
