@@ -165,7 +165,9 @@ impl OpenModel {
         let record =
             Record::parse(&line).map_err(|error| Refusal::input(format!("the conversation {error}")))?;
         let Record::Messages(conversation) = record else {
-            return Err(Refusal::input("messages is not a conversation, expected a list of objects with role and content"));
+            return Err(Refusal::input(
+                "messages is not a conversation, expected a list of objects with role and content",
+            ));
         };
         let chat = match self.chat.take() {
             Some(chat) => chat,

@@ -143,7 +143,10 @@ fn chats_that_cannot_be_learned_are_refused() {
     let train = |data: &str| format!("train --init model --chat --data {data} --template t.jinja --steps 1");
     place.refuses(&train("empty.jsonl"), &["empty.jsonl: has no sample"]);
     place.refuses(&train("role.jsonl"), &["role.jsonl: line 1", "unknown role robot"]);
-    place.refuses(&train("silent.jsonl"), &["silent.jsonl: --mask assistant leaves nothing to learn in any sample (samples: 1)", "data show"]);
+    place.refuses(
+        &train("silent.jsonl"),
+        &["silent.jsonl: --mask assistant leaves nothing to learn in any sample (samples: 1)", "data show"],
+    );
     place.write("long.jsonl", chat(&"ab".repeat(40), "b"));
     place.refuses(&train("long.jsonl"), &["long.jsonl: every sample is longer than 64 tokens", "--seq"]);
     // a sample with nothing to learn in it fills no row

@@ -252,7 +252,8 @@ pub fn adapter_tensors(stacked: bool) -> Vec<u8> {
             (".lora_A", [2, 3]),
             (".lora_B", [4, 2]),
         ];
-        tensors.extend(parts.map(|(part, shape)| (format!("model.layers.0.mlp.experts{part}.weight"), shape)));
+        tensors
+            .extend(parts.map(|(part, shape)| (format!("model.layers.0.mlp.experts{part}.weight"), shape)));
     }
     let (mut header, mut end) = (r#"{"__metadata__":{"format":"pt"}"#.to_owned(), 0);
     for (name, [rows, cols]) in tensors {
