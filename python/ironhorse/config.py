@@ -119,7 +119,7 @@ class MoEConfig(_Described):
     rope_original: int = 8192  # of llama3: the context before the change
     window: int = 0  # how many keys a query reaches at most, its own included; 0 reaches all
     window_from: int = 0  # the first layer with the window
-    window_every: int = 0  # of Gemma 3: every so many-th layer reaches all keys, the others have the window
+    window_every: int = 0  # of Gemma 3: every n-th layer reaches all keys, the others have the window
     rope_local: float = 10000.0  # of Gemma 3: RoPE's base in layers with the window
     query_scalar: int = 0  # of Gemma 3: scores are divided by the root of this; 0 is head_dim
 

@@ -139,7 +139,7 @@ pub struct MadeBy {
 }
 
 impl MadeBy {
-    /// Here and now.
+    /// This binary and the hardware of this machine.
     pub fn detect() -> Self {
         Self { version: VERSION, commit: COMMIT, hardware: Hardware::detect() }
     }

@@ -51,7 +51,7 @@ pub struct LanguageModel {
 /// What there is to know about a model that was opened.
 #[derive(Clone, Debug)]
 pub struct Facts {
-    /// Where the weights are.
+    /// The folder or file that has the weights.
     pub path: PathBuf,
     /// The device.
     pub device: String,

@@ -35,11 +35,11 @@ pub fn load(session: &mut Session, source: &mut dyn WeightSource, stop: impl Fn(
     Ok(())
 }
 
-/// How far it is.
+/// How far the loading of weights has come.
 struct Loading {
-    /// In the files.
+    /// Bytes of the files.
     bytes: u64,
-    /// Of all weights, and of those that were read.
+    /// The numbers of all weights, and of those that were read.
     values: [u64; 2],
     bar: Option<ProgressBar>,
     started: Instant,

@@ -88,7 +88,7 @@ pub fn above_0<T: FromStr + Copy + Into<f64>>(text: &str) -> Result<T, String> {
     number(text, |x| x > 0.0, "a number above 0")
 }
 
-/// From 0 to 1.
+/// A number from 0 to 1.
 pub fn fraction<T: FromStr + Copy + Into<f64>>(text: &str) -> Result<T, String> {
     number(text, |x| (0.0..=1.0).contains(&x), "a number from 0 to 1")
 }
@@ -98,7 +98,7 @@ pub fn probability<T: FromStr + Copy + Into<f64>>(text: &str) -> Result<T, Strin
     number(text, |x| x > 0.0 && x <= 1.0, "a number above 0, at most 1")
 }
 
-/// At least 0, less than 1.
+/// A number of at least 0 and less than 1.
 pub fn below_1<T: FromStr + Copy + Into<f64>>(text: &str) -> Result<T, String> {
     number(text, |x| (0.0..1.0).contains(&x), "a number of at least 0 and below 1")
 }

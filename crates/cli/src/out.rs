@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Its name in errors.
+/// The name of the output in errors.
 const STDOUT: &str = "standard output";
 /// The file name that means standard output.
 const DASH: &str = "-";

@@ -20,7 +20,7 @@ fn second_round_allocates_nothing() {
             let g = Gemm::new((m, n, k), left, right, MatMut { ptr: c.as_mut_ptr(), rs: n });
             // SAFETY: every matrix has at most 2^20 elements.
             unsafe { gemm(&team, &mut ws, Isa::detect(), &g) }.unwrap();
-            // SAFETY: as above.
+            // SAFETY: every matrix has at most 2^20 elements, and the scratch is used by this thread alone.
             unsafe { gemm_local(&mut scratch, Isa::detect(), &g) };
         }
         team.chunks(100, 7, |_, _| ()).unwrap();

@@ -218,7 +218,7 @@ mod client {
             }
         }
         if found.is_empty() {
-            Err(wrong(&"there is none in PEM format"))
+            Err(wrong(&"the file contains no certificate in PEM format"))
         } else {
             Ok(RootCerts::new_with_certs(&found))
         }

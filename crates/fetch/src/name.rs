@@ -105,7 +105,7 @@ impl Repo {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/".contains(&byte);
         let whole = |part: &str| !part.is_empty() && !part.starts_with('.');
         if !revision.bytes().all(plain) || !revision.split('/').all(whole) || revision.len() > 200 {
-            return Err("has a revision that is none, expected a branch, a tag or a commit after @");
+            return Err("has an invalid revision, expected a branch, a tag or a commit after @");
         }
         Ok(())
     }

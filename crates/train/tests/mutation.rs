@@ -291,6 +291,16 @@ fn hf_and_checkpoint() {
     run("trainer.json", &json, json.len(), exercise::trainer_json);
 }
 
+#[test]
+fn adapters() {
+    for (stacked, settings) in [(false, exercise::ADAPTER), (true, exercise::STACKED_ADAPTER)] {
+        let tensors = exercise::adapter_tensors(stacked);
+        let head = 8 + u64::from_le_bytes(tensors[..8].try_into().unwrap()) as usize;
+        run("adapter", &tensors, head, exercise::adapter);
+        run("adapter_config.json", settings.as_bytes(), settings.len(), exercise::adapter_config);
+    }
+}
+
 fn mixture() -> ModelConfig {
     let sizes =
         "hidden=16,layers=2,heads=4,kv_heads=2,ffn=5,vocab=9,context=7,experts=3,top_k=2,rope_alpha=1.7";

@@ -11,7 +11,7 @@ flag_values! {
     MaskArg for Mask {
         /// What the assistant says, and the ends of its turns
         Assistant,
-        /// The last of it
+        /// The same, but only after the last message that is not the assistant's
         Completion,
         /// Every token
         None,

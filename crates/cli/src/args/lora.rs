@@ -16,7 +16,7 @@ pub struct LoraArgs {
     #[arg(long, value_name = "R", value_parser = number::count::<usize>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<usize>,
-    /// What the adapters' product is multiplied by, times R [default: 2·R]
+    /// LoRA alpha: the adapters' product is scaled by alpha / R [default: 2·R]
     #[arg(long, value_name = "A", requires = "lora", value_parser = number::above_0::<f64>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alpha: Option<f64>,

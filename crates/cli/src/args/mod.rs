@@ -68,7 +68,7 @@ pub struct EngineArgs {
     /// CPU threads; 0 means one for each core
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = number::threads)]
     pub threads: usize,
-    /// Of a process that shares the machine with others: its GPU, and its threads where none are asked for.
+    /// The GPU of a process that shares the machine with others, and its threads if --threads does not say.
     #[arg(skip)]
     #[serde(skip)]
     pub share: (Option<usize>, usize),
@@ -102,7 +102,7 @@ pub struct CudaArgs {
 }
 
 impl CudaArgs {
-    /// As the engine takes them.
+    /// The settings as the CUDA engine takes them.
     pub fn settings(self, tf32: bool) -> Settings {
         let (attention, graphs, overlap) = (self.attention.into(), !self.no_graphs, !self.no_overlap);
         Settings { tf32, fast: self.fast, attention, graphs, overlap, ..Settings::default() }
@@ -160,7 +160,7 @@ flag_values! {
 
 /// The name of a flag's value on the command line.
 pub trait FlagValue: ValueEnum {
-    /// As it is typed.
+    /// The value as it is typed.
     fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }

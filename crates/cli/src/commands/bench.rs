@@ -69,9 +69,9 @@ struct BenchReport {
     /// From the start of the command to the end of the first step.
     startup_s: f64,
     first_step_ms: f64,
-    /// Without padding.
+    /// Tokens per second, padding not counted.
     tokens_per_s: f64,
-    /// With `--documents`.
+    /// How the documents were packed, with `--documents`.
     #[serde(skip_serializing_if = "Option::is_none")]
     packed: Option<Packed>,
     /// All operations of a step per second, those of the optimizer and of recomputation included.

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub struct ChatArgs {
     #[command(flatten)]
     model: SpeakingArgs,
-    /// What the system says before
+    /// The system message that the conversation begins with
     #[arg(long, help_heading = heading::SAMPLING, value_name = "TEXT", allow_hyphen_values = true)]
     system: Option<String>,
     /// The most tokens of an answer [default: half of the context]
@@ -33,7 +33,7 @@ pub struct ChatArgs {
     tokens: Option<usize>,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// Random seed of the first answer; each has the next
+    /// Random seed of the first answer; each later answer uses the next number
     #[arg(long, help_heading = heading::SAMPLING, default_value_t = 1, value_name = "S", value_parser = number::seed)]
     seed: u64,
 }
@@ -61,7 +61,7 @@ impl Conversation {
         system.chain(self.messages.iter().cloned()).collect()
     }
 
-    /// As a line of data.
+    /// Writes the conversation to the file, as a line that `tune` reads.
     fn save(&self, file: &str) -> Result<()> {
         let line = format!("{}\n", json!({"messages": self.all()}));
         std::fs::write(file, line).with_context(|| format!("{file}: cannot write the conversation"))

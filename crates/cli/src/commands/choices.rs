@@ -40,7 +40,7 @@ impl Named {
     }
 }
 
-/// As it is given on a command line, for config.toml. It came from one, so it is UTF-8.
+/// Writes it for config.toml as it is given on a command line; it came from one, so it is UTF-8.
 impl Serialize for Named {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(&format!("{}={}", self.name, self.file.display()))

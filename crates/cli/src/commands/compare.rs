@@ -57,9 +57,9 @@ flag_values! {
 flag_values! {
     /// Which losses are compared.
     KindArg for Kind {
-        /// Of validation data
+        /// Losses of validation data
         Validation,
-        /// Of the training steps, smoothed
+        /// Losses of the training steps, smoothed
         Training,
     }
 }
@@ -156,7 +156,7 @@ fn place(at: f64) -> String {
     format!("{:.0}", at.round())
 }
 
-/// On track or not, by how much, since when.
+/// Says whether the run is on track, by how much it differs, and since when.
 fn verdict(found: &Comparison) -> String {
     let (last, unit) = (found.last(), found.by.unit());
     let at = |at: f64| match found.by {

@@ -70,11 +70,11 @@ pub fn run(args: &DataArgs) -> Result<Outcome> {
 #[derive(Serialize)]
 struct Report {
     tokenizer: String,
-    /// Where the chat template is from, if there is one.
+    /// The file that the chat template is from, if there is one.
     template: Option<String>,
     mask: &'static str,
     context: Option<usize>,
-    /// Of everything that was read: the samples that are shown, or all.
+    /// The counts of everything that was read: of the samples that are shown, or of all.
     counts: Counts,
     samples: Vec<Shown>,
 }

@@ -109,7 +109,7 @@ pub struct GenerateArgs {
     /// Take the prompt for what a user says, in the model's chat template: the model answers
     #[arg(long, help_heading = heading::SAMPLING)]
     chat: bool,
-    /// With --chat: what the system says before
+    /// With --chat: the system message before the prompt
     #[arg(long, help_heading = heading::SAMPLING, value_name = "TEXT", requires = "chat", allow_hyphen_values = true)]
     system: Option<String>,
     #[command(flatten)]

@@ -14,7 +14,7 @@ pub fn key(given: Option<&str>, file: Option<&Path>, flag: &str) -> Result<Optio
         None => given.map(str::to_owned),
     };
     if key.as_ref().is_some_and(String::is_empty) {
-        bail!("{flag} is empty; give one, or no {flag} at all");
+        bail!("{flag} is empty; give a value or leave the flag out");
     }
     Ok(key)
 }

@@ -113,7 +113,7 @@ struct PlanReport {
     disk: Disk,
     /// What each way to keep state and each level of recomputation would need, for the rest of what was asked for.
     choices: Vec<Choice>,
-    /// At the limits measured on this machine; absent where it has no engine for the precision.
+    /// The time at the limits measured on this machine; absent if it has no engine for the precision.
     least_ms: Option<f64>,
     /// With `--gpus`: what a rank needs, and how long a step takes.
     ranks: Option<Cluster>,

@@ -108,7 +108,7 @@ struct PrepareReport<'a> {
     unchanged: bool,
     resumed: bool,
     seconds: f64,
-    /// Of the inputs as they are in their files.
+    /// Megabytes of the input files, as they are on the disk, read per second.
     mb_per_s: f64,
 }
 

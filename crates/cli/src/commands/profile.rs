@@ -266,7 +266,7 @@ impl Figures<'_> {
         groups
     }
 
-    /// Where a whole step was timed, a row makes the others add up to it.
+    /// Adds a row for the rest of the step, if a whole step was timed, so that the rows add up to it.
     fn with_idle(&self, mut groups: Vec<Group>) -> Vec<Group> {
         if self.step.is_some() {
             groups.push(idle(self.whole_ms() - self.kernel_ms(), self.whole_ms()));

@@ -29,7 +29,7 @@ pub struct ServeArgs {
     /// What clients must send as their key; other users of the machine can see it in the command line
     #[arg(long, help_heading = SERVER, value_name = "KEY", conflicts_with = "api_key_file")]
     api_key: Option<String>,
-    /// The same, the first line of a file
+    /// Read the key from the first line of this file
     #[arg(long, help_heading = SERVER, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// What clients call the model [default: as it was given]

@@ -49,7 +49,7 @@ const ROWS: [usize; 5] = [16, 8, 4, 2, 1];
 pub enum Rows {
     /// One.
     One,
-    /// So many, or as many as fit; so many tokens a step.
+    /// This many, or as many as fit if it is `None`; the second number is the tokens of a step.
     Many(Option<usize>, usize),
 }
 

@@ -57,8 +57,8 @@ pub struct VerifyArgs {
     /// An answer key. If --model is given too, its weights must equal those of the key
     #[arg(long, help_heading = heading::CHECKS, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// N processes share the rows of the key's batch, each a micro-step; their loss, gradients and updated weights must be those
-    /// of the key. On the CPU, or all on the GPU of --device
+    /// Compute the key's step with N processes, which share the rows of its batch as micro-steps; loss, gradients and updated
+    /// weights must be those of the key. All run on the CPU, or on the GPU of --device
     #[arg(long, help_heading = heading::RANKS, value_name = "N", value_parser = number::count::<usize>, requires = "key", conflicts_with_all = ["lockstep", "replay"])]
     ranks: Option<usize>,
     /// What each process of --ranks keeps, as `train --shard` [default: state; none for a key of Muon]
@@ -123,7 +123,7 @@ pub struct Verified {
     /// The engine that was checked.
     engine: String,
     dtype: Dtype,
-    /// From the files to the verdict.
+    /// How long the command took, from reading the files to the verdict.
     seconds: f64,
     report: Found,
     /// What to do next.

@@ -234,7 +234,7 @@ pub struct Utilization {
 }
 
 impl Utilization {
-    /// Of so many model operations per second.
+    /// The utilization at this rate of model operations.
     pub fn new(model_flops_per_s: f64, datasheet: Option<f64>, measured: &Limits) -> Self {
         Self {
             mfu: datasheet.map(|peak| model_flops_per_s / peak),

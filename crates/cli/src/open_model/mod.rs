@@ -102,12 +102,12 @@ impl OpenModel {
         Ok(session)
     }
 
-    /// Where the weights are: a folder or file, of a run the checkpoint.
+    /// The folder or file that has the weights; of a run, its checkpoint.
     pub fn path(&self) -> &Path {
         self.source.path()
     }
 
-    /// Of weights with adapters in them: the base, and the weights that differ from it.
+    /// For weights with adapters in them: the base, and the weights that differ from it.
     pub fn adapted(&self) -> Option<AdaptedFrom> {
         self.source.adapted()
     }
@@ -158,14 +158,16 @@ impl OpenModel {
         self.tokenizer()?.prompt(text).map_err(|error| Refusal::of(&error.into()))
     }
 
-    /// What the assistant's answer to messages is continued from, by the template beside the tokenizer, and the token that ends
-    /// it. `messages` is a JSON list as in `docs/chat.md`.
+    /// The prompt that the assistant's answer to these messages continues, by the template beside the tokenizer, and the token
+    /// that ends the answer. `messages` is a JSON list as in `docs/chat.md`.
     pub fn chat_prompt(&mut self, messages: &str) -> Result<(Vec<u32>, Option<u32>), Refusal> {
         let line = format!("{{\"messages\": {messages}}}");
         let record =
             Record::parse(&line).map_err(|error| Refusal::input(format!("the conversation {error}")))?;
         let Record::Messages(conversation) = record else {
-            return Err(Refusal::input("the conversation is none, expected a list of messages"));
+            return Err(Refusal::input(
+                "messages is not a conversation, expected a list of objects with role and content",
+            ));
         };
         let chat = match self.chat.take() {
             Some(chat) => chat,

@@ -143,10 +143,13 @@ fn chats_that_cannot_be_learned_are_refused() {
     let train = |data: &str| format!("train --init model --chat --data {data} --template t.jinja --steps 1");
     place.refuses(&train("empty.jsonl"), &["empty.jsonl: has no sample"]);
     place.refuses(&train("role.jsonl"), &["role.jsonl: line 1", "unknown role robot"]);
-    place.refuses(&train("silent.jsonl"), &["silent.jsonl: of 1 samples nothing is learned", "data show"]);
+    place.refuses(
+        &train("silent.jsonl"),
+        &["silent.jsonl: --mask assistant leaves nothing to learn in any sample (samples: 1)", "data show"],
+    );
     place.write("long.jsonl", chat(&"ab".repeat(40), "b"));
     place.refuses(&train("long.jsonl"), &["long.jsonl: every sample is longer than 64 tokens", "--seq"]);
-    // one of which nothing is learned costs no row
+    // a sample with nothing to learn in it fills no row
     let silent = String::from_utf8(place.read("silent.jsonl")).unwrap() + "\n";
     place.write("mixed.jsonl", chat("a", "b") + &silent.repeat(30));
     let done = place.does(&format!("{} --val-fraction 0 --batch 1 --out mixed", train("mixed.jsonl")));

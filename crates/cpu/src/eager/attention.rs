@@ -81,7 +81,7 @@ impl Run for Attention {
                 }
                 let scratch = PerWorker::new(team, |_| TileScratch::new::<T>(isa, &call.shape));
                 team.chunks(heads * call.shape.tiles(), 1, |task, worker| {
-                    // SAFETY: as above.
+                    // SAFETY: the team runs one task at a time per worker, and tasks own disjoint rows of what is written.
                     unsafe { call.tile(isa, scratch.get(worker), task.start) }
                 })
             })?;

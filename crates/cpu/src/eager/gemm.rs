@@ -62,7 +62,7 @@ impl Run for Gemm {
             return Ok(());
         }
         with_team(multiply_adds(s) >= WORTH_IT, |team, workspace| {
-            // SAFETY: as above.
+            // SAFETY: product i of the batch lies inside the three arrays, whose sizes the caller of `run` guarantees.
             (0..s.batch).try_for_each(|i| unsafe { product::gemm(team, workspace, isa, &number(i)) })
         })?;
         Ok(())

@@ -181,13 +181,14 @@ pub fn totals<T: Elem, const IN: usize, const OUT: usize, const W: usize>(
         let mut lane = 0;
         if end - first >= W / 2 {
             for i in 0..W / 2 {
-                // SAFETY: as above.
+                // SAFETY: first + W / 2 is at most `end`, which is at most the length of every slice.
                 unsafe { add_element(&x, first + i, &mut lanes, i, &add) };
             }
             (first, lane) = (first + W / 2, W / 2);
         }
         for i in 0..end - first {
-            // SAFETY: as above; fewer than W / 2 are left after the first half.
+            // SAFETY: first + i is below `end`, which is at most the length of every slice; fewer than W / 2 are left after the
+            // first half.
             unsafe { add_element(&x, first + i, &mut lanes, lane + i, &add) };
         }
         for k in 0..OUT {

@@ -55,11 +55,11 @@ pub fn embedding_fwd(ctx: &mut Ctx<'_>, op: &EmbeddingFwd) -> Result<()> {
                 [te, wpe.row(places.map_or(first + row % seq, |places| places[row].max(0) as usize), width)],
                 out,
             ),
-            // SAFETY: as above.
+            // SAFETY: rows have one task each; `out` shares no memory with the table (`Op::check`).
             None if kept.is_some() => unsafe { scale_by(isa, out.all_mut(), op.factor) },
-            // SAFETY: as above.
+            // SAFETY: rows have one task each; `out` shares no memory with the table (`Op::check`).
             None if op.factor == 1.0 => unsafe { out.all_mut().copy_from_slice(te.all()) },
-            // SAFETY: as above.
+            // SAFETY: rows have one task each; `out` shares no memory with the table (`Op::check`).
             None => unsafe { scaled(isa, out.all_mut(), op.factor, te.all()) },
         }
     })

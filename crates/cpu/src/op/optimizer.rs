@@ -20,7 +20,7 @@ pub fn grad_norm(ctx: &mut Ctx<'_>, op: &GradNorm) -> Result<()> {
             for part in slices.parts(grads.len()) {
                 let (first, count) = (part.start / NORM_CHUNK, part.len().div_ceil(NORM_CHUNK));
                 let sums = partials.part(first..first + count);
-                // SAFETY: as above.
+                // SAFETY: nothing writes the gradients while the op runs, and nothing else uses these partial sums.
                 unsafe { kernel::norm_parts(&ctx.split(), grads.part(part), sums) }.map_err(engine_error)?;
             }
             share_pieces(ctx, slices, grads.len())?;

@@ -15,7 +15,7 @@ pub fn preference(ctx: &mut Ctx<'_>, op: &Preference) -> Result<()> {
     let (pairs, losses, reference, rewards) =
         unsafe { (ctx.i32(op.pairs)?.all(), losses.all(), reference.all(), rewards.all_mut()) };
     check_pairs(pairs, losses.len())?;
-    // SAFETY: as above.
+    // SAFETY: one thread, and `weights` shares no memory with any other slot (`Op::check`).
     let weights: &mut [f32] = if weights.is_some() { unsafe { weights.all_mut() } } else { &mut [] };
     weights.fill(0.0);
     let (mut total, mut sums) = (0.0, [0.0; 3]);
@@ -43,7 +43,7 @@ pub fn preference(ctx: &mut Ctx<'_>, op: &Preference) -> Result<()> {
             weights[middle..end].fill(-weight);
         }
     }
-    // SAFETY: as above.
+    // SAFETY: one thread, and `loss` and `means` share no memory with any other slot (`Op::check`).
     unsafe {
         store(loss.all_mut(), &[(total * scale) as f32], adds);
         store(means.all_mut(), &sums.map(|sum| (sum * scale) as f32), adds);

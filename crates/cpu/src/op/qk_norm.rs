@@ -40,13 +40,13 @@ pub fn qk_norm_fwd(ctx: &mut Ctx<'_>, op: &QkNormFwd) -> Result<()> {
             // SAFETY: tokens have one task each, and `out` shares memory with nothing but an equal `inp` (`Op::check`); the
             // slice ends before `y` is written.
             let stat = unsafe { rms_statistic::<f32, Whole>(isa, x.all(), op.eps) };
-            // SAFETY: as above.
+            // SAFETY: tokens have one task each, and nothing else uses their statistics.
             unsafe { rstd.set(token * normed + head, stat) };
             rms_apply(isa, [x, weights[usize::from(head >= parts.heads)]], y, stat);
         }
         if !in_place {
             let values = (token * all + normed) * dim..(token + 1) * all * dim;
-            // SAFETY: as above.
+            // SAFETY: tokens have one task each, and `out` is not `inp`, so it shares no memory with it (`Op::check`).
             unsafe { out.get_mut(values.clone()).copy_from_slice(inp.get(values)) };
         }
     })

@@ -113,7 +113,9 @@ struct Scalars {
 // What a kernel found wrong with its input; the host reads it when it waits. The order is that of
 // `fault_text` in src/scalars.rs.
 struct Fault {
-    i32 code;  // 0 none, 1 token, 2 target, 3 logit (bits of a float), 4 expert, 5 row, 6 offsets of experts, 7 position, 8 pair
+    // 0 none, 1 token, 2 target, 3 logit (bits of a float), 4 expert, 5 row, 6 offsets of experts, 7 position in a
+    // document, 8 pair, 9 position in a cache, 10 row of a cache
+    i32 code;
     i32 value;
     i32 index;
     i32 limit;

@@ -195,18 +195,19 @@ impl Torch {
             unsafe { (core.aoti_torch_library_init_fragment)(namespace.as_ptr(), file, 0, &mut library) };
         self.check("aoti_torch_library_init_fragment", status)?;
         for (schema, _, _) in ops {
-            // SAFETY: as above.
+            // SAFETY: `library` is the handle that torch gave; the schema is NUL-terminated, and torch copies it.
             let status = unsafe { (core.aoti_torch_library_def)(library, schema.as_ptr()) };
             self.check("aoti_torch_library_def", status)?;
         }
         for key in [c"CPU", c"CUDA"] {
-            // SAFETY: as above.
+            // SAFETY: the texts are NUL-terminated, and torch copies them; `library` is a valid place for the handle.
             let status = unsafe {
                 (core.aoti_torch_library_init_impl)(namespace.as_ptr(), key.as_ptr(), file, 0, &mut library)
             };
             self.check("aoti_torch_library_init_impl", status)?;
             for (_, name, kernel) in ops {
-                // SAFETY: as above; the kernel reads its arguments by the schema of the same name.
+                // SAFETY: `library` is the handle that torch gave, and torch copies the name; the kernel reads its arguments
+                // by the schema of the same name.
                 let status = unsafe { (core.torch_library_impl)(library, name.as_ptr(), *kernel, VERSION) };
                 self.check("torch_library_impl", status)?;
             }

@@ -55,7 +55,7 @@ fn in_range(call: &TorchCall, targets: Targets, rows: Rows, ignore: i64) -> Resu
         match targets {
             // SAFETY: one target per row, in host memory; i is below the number of rows.
             Targets::I64(at) => unsafe { *at.add(i) },
-            // SAFETY: as above.
+            // SAFETY: one target per row, in host memory; i is below the number of rows.
             Targets::I32(at) => unsafe { i64::from(*at.add(i)) },
         }
     };

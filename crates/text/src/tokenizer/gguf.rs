@@ -82,7 +82,7 @@ fn described(files: &NamedFiles) -> Result<Option<(&'static str, Value)>> {
     match file(files, "tokenizer.model") {
         None => Ok(None),
         Some(_) => {
-            let problem = "is alone, expected a tokenizer.json beside it, which transformers writes";
+            let problem = "has no tokenizer.json beside it, which transformers writes";
             Err(Error::tokenizer("tokenizer.model", problem))
         }
     }

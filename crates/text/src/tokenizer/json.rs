@@ -137,10 +137,18 @@ pub fn build(of: Vocabulary<'_>) -> Result<Bpe, String> {
     }
     let mut added = Vec::new();
     for token in of.added {
-        let plain = !(token.lstrip || token.rstrip || token.single_word);
+        let rules = [
+            ("lstrip", token.lstrip),
+            ("rstrip", token.rstrip),
+            ("single_word", token.single_word),
+            ("white space", token.content.contains(char::is_whitespace)),
+        ];
         // markers are looked for only where they are asked for, and then as they are
-        if !token.special && (!plain || token.content.contains(char::is_whitespace)) {
-            return Err(format!("added token {:?} has rules of its own", token.content));
+        if let Some((rule, _)) = rules.into_iter().find(|(_, given)| *given && !token.special) {
+            return Err(format!(
+                "added token {:?} has {rule}, which is supported in special tokens only",
+                token.content
+            ));
         }
         added.push(Added { content: token.content.clone(), id: token.id, special: token.special });
     }

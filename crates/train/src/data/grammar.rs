@@ -38,7 +38,7 @@ impl Cast {
         self.set_all(names, if female { ["she", "her", "her"] } else { ["he", "him", "his"] });
     }
 
-    /// Where the words of a name are.
+    /// The index of a name's words.
     fn place(&self, name: &str) -> Option<usize> {
         self.words.iter().position(|(own, _)| *own == name)
     }
@@ -62,7 +62,7 @@ enum Part {
 #[derive(Debug)]
 struct Word {
     written: String,
-    /// Where the cast has it; nowhere if the name is unknown.
+    /// The index of its words in the cast; `None` if the name is unknown.
     place: Option<usize>,
     article: bool,
     capital: bool,

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 pub(super) struct Rows {
     /// The samples of all rows, one row after the other.
     samples: Vec<u32>,
-    /// Where the rows begin, and the end of the last.
+    /// The index of each row's first sample, and the end of the last row.
     starts: Vec<usize>,
 }
 

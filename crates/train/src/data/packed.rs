@@ -56,7 +56,7 @@ pub struct BatchTokens {
 pub struct PackedLoader {
     config: LoaderConfig,
     samples: Samples,
-    /// Of pairs.
+    /// What the reference says about pairs.
     references: Option<References>,
     /// Hash of T, the seed and the samples.
     fingerprint: u64,
@@ -78,7 +78,7 @@ impl Samples {
         self.all.len() / self.of_unit
     }
 
-    /// Where the samples of a unit are.
+    /// The indices of the samples of a unit.
     fn range(&self, unit: u32) -> Range<usize> {
         unit as usize * self.of_unit..(unit as usize + 1) * self.of_unit
     }

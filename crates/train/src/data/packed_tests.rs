@@ -203,8 +203,8 @@ fn measured([x, _, _]: [&[i32]; 3]) -> Result<Vec<f32>> {
     Ok(x.iter().map(|&token| token as f32).collect())
 }
 
-/// Both samples of a pair are side by side, and every token that counts has the loss that the reference gave it, however
-/// rows and batches were made when that was measured.
+/// The samples of a pair stay side by side, and every token that counts keeps the loss that the reference gave it, whichever
+/// rows and batches it was measured in.
 #[test]
 fn pairs_stay_together_with_what_the_reference_says() {
     let all = pairs();

@@ -37,7 +37,7 @@ pub struct Grade {
 /// Shares of right answers, each with its standard error, which a single question has not.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Accuracies {
-    /// By the whole answer.
+    /// Where the likelihood of the whole answer decides.
     pub acc: f64,
     /// The standard error of `acc`.
     pub acc_stderr: Option<f64>,

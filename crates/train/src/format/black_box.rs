@@ -118,7 +118,7 @@ pub(crate) fn folder_of(run: &Path, step: u64) -> PathBuf {
     run.join(BAD).join(format!("step-{step:06}"))
 }
 
-/// Where a black box has its own weights.
+/// The folder inside a black box that has its own weights.
 pub(crate) fn weights_of(folder: &Path) -> PathBuf {
     folder.join(WEIGHTS)
 }

@@ -13,7 +13,7 @@ use crate::{Error, Result};
 pub struct Choice {
     /// Context and answer together.
     pub tokens: Vec<u32>,
-    /// Where the answer begins.
+    /// The index of the token that the answer begins with.
     pub from: usize,
     /// Characters of the answer; `None` where only its tokens are known.
     pub chars: Option<usize>,

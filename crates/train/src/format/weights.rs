@@ -43,7 +43,7 @@ pub trait WeightSource: Send {
         None
     }
 
-    /// Of weights with adapters in them: the base, and the weights that differ from it.
+    /// For weights with adapters in them: the base, and the weights that differ from it.
     fn adapted(&self) -> Option<AdaptedFrom> {
         None
     }

@@ -35,7 +35,7 @@ pub struct Job {
 /// What is told beside the tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wants {
-    /// How likely each token was, with so many others.
+    /// How likely each token was, with this many others.
     pub logprobs: Option<usize>,
     /// The same of the tokens of the prompt; needs a session with all logits.
     pub prompt: bool,
@@ -53,7 +53,7 @@ pub struct New {
 /// Why a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// At a token of [`Job::stop`].
+    /// The text ended at a token of [`Job::stop`].
     Stop,
     /// [`Job::tokens`] are there, or the context is full.
     Length,
@@ -111,7 +111,7 @@ struct Piece {
 }
 
 impl<'a> Decoder<'a> {
-    /// With no sequences yet, and as many rows as the session serves.
+    /// A decoder without sequences, with as many rows as the session serves.
     pub fn new(session: &'a mut Session) -> Result<Self> {
         let serving = session.serves()?;
         let own = session.config().max_seq_len();

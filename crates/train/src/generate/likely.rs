@@ -10,7 +10,7 @@ pub struct Likely {
 }
 
 impl Likely {
-    /// Of `token` after logits, with the `count` most likely beside it.
+    /// How likely `token` is after these logits, with the `count` most likely tokens.
     pub fn of(logits: &[f32], token: u32, count: usize) -> Self {
         let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let sum: f64 = logits.iter().map(|&logit| libm::exp(f64::from(logit) - f64::from(most))).sum();

@@ -23,7 +23,7 @@ pub struct Added {
 }
 
 impl Writer {
-    /// Of an answer that ends before any of these strings.
+    /// A writer of an answer that ends before any of these strings.
     pub fn new(stops: Vec<String>) -> Self {
         Self { stream: Stream::default(), bytes: Vec::new(), held: String::new(), stops }
     }

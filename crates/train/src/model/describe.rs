@@ -67,7 +67,7 @@ pub(crate) trait FieldValue: Copy + std::fmt::Display {
     fn expected() -> String;
     /// The value, if it is one of this type.
     fn read(given: &Given) -> Option<Self>;
-    /// As JSON.
+    /// The value as JSON.
     fn json(self) -> Value;
 }
 

@@ -22,7 +22,7 @@ impl TensorSpec {
         Self { name: name.into(), shape: Shape::new(dims), decay: N == 2, matrices: 0 }
     }
 
-    /// So many stacked matrices of a block, which Muon may update.
+    /// This many stacked matrices of a block, which Muon may update.
     pub(super) fn matrices(self, matrices: usize) -> Self {
         Self { matrices, ..self }
     }

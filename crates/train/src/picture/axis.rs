@@ -8,7 +8,7 @@ pub struct Axis {
 }
 
 impl Axis {
-    /// From `low` to `high`.
+    /// An axis from `low` to `high`.
     pub fn tight(low: f64, high: f64) -> Self {
         // A range of width 0, up to rounding, is widened.
         let width = if high - low > low.abs().max(high.abs()) * 1e-9 { high - low } else { 0.0 };
@@ -24,20 +24,20 @@ impl Axis {
         Self { low, high, step }
     }
 
-    /// From the tick below `low` to a little above `high`; from 0 where that is near.
+    /// An axis from the tick below `low` to a little above `high`; from 0 where that is near.
     pub fn loose(low: f64, high: f64) -> Self {
         let low = if low > 0.0 && low < 0.35 * high { 0.0 } else { low };
         let Self { low, high, step } = Self::tight(low, high);
         Self { low: (low / step).floor() * step, high: high + 0.04 * (high - low), step }
     }
 
-    /// From 0 to a little above `high`, for lengths of bars.
+    /// An axis from 0 to a little above `high`, for lengths of bars.
     pub fn from_zero(high: f64) -> Self {
         let Self { low, high, step } = Self::tight(0.0, high.max(f64::MIN_POSITIVE));
         Self { low, high: high + 0.04 * (high - low), step }
     }
 
-    /// Where a value lies, 0 at the low end and 1 at the high end.
+    /// The position of a value, 0 at the low end and 1 at the high end.
     pub fn place(&self, value: f64) -> f64 {
         (value - self.low) / (self.high - self.low)
     }

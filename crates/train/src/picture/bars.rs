@@ -34,7 +34,7 @@ pub struct Bars {
     pub title: String,
     /// On what, and how it was measured.
     pub subtitle: String,
-    /// From top to bottom.
+    /// The bars from top to bottom.
     pub bars: Vec<Bar>,
 }
 

@@ -11,7 +11,7 @@ const TOP: f64 = 84.0;
 const RIGHT: f64 = 30.0;
 /// Narrower cells have no room for a number.
 const LEAST_FOR_TEXT: f64 = 34.0;
-/// From this distance to an even share, in units of full colour, a triangle points up or down.
+/// The distance to an even share, in units of full colour, from which on a triangle points up or down.
 const FAR: f64 = 0.25;
 
 /// Draws the loads (layers × experts) and writes them to `path`. The loads of a layer are normalised to sum to 100 %,

@@ -46,9 +46,9 @@ pub enum Axis {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// Of validation data.
+    /// Losses of validation data.
     Validation,
-    /// Of the training steps, each the mean of its neighbourhood.
+    /// Losses of the training steps, each the mean of its neighbourhood.
     Training,
 }
 
@@ -88,15 +88,15 @@ pub struct Comparison {
     pub rows: Vec<Row>,
     /// The difference that still counts as equal, in nats.
     pub tolerance: f64,
-    /// How the last row is.
+    /// Whether the last row is below the reference, equal to it or above it.
     pub verdict: Verdict,
-    /// Where the rows began to be as the last one is.
+    /// The place from which on all rows have the verdict of the last one.
     pub since: f64,
-    /// Where the reference had the run's last loss; `None` if it never had.
+    /// The place where the reference had the run's last loss; `None` if it never had it.
     pub reference_had_it_at: Option<f64>,
-    /// The reference's lowest loss, and where it was.
+    /// The reference's lowest loss, and its place.
     pub reference_best: (f64, f64),
-    /// Where the run first was as low; `None` if it never was.
+    /// The place where the run was as low for the first time; `None` if it never was.
     pub run_had_it_at: Option<f64>,
 }
 

@@ -25,7 +25,7 @@ pub struct Metrics {
     /// Mean validation loss, on the steps that measured it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub val_loss: Option<f32>,
-    /// Of preferences: the mean reward of the chosen texts of the step.
+    /// The mean reward of the chosen texts of the step, if preferences are learned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rewards_chosen: Option<f32>,
     /// The same of the rejected ones.
@@ -80,7 +80,7 @@ impl Metrics {
         self.reward_accuracy = rewards.map(|rewards| rewards.accuracy);
     }
 
-    /// As a line of the file, without its line end.
+    /// The metrics as a line of the file, without its line end.
     pub fn to_line(&self) -> String {
         serde_json::to_string(self).unwrap_or_default() // numbers and texts: there is nothing that JSON cannot hold
     }

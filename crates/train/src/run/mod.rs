@@ -142,9 +142,9 @@ pub struct TrainData {
 /// The beginning of a sample.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prompt {
-    /// As it is shown.
+    /// The prompt as it is shown.
     pub text: String,
-    /// As the model sees it, with what a tokenizer puts before texts.
+    /// The tokens that the model sees, with those that a tokenizer puts before texts.
     pub ids: Vec<u32>,
 }
 
@@ -176,7 +176,7 @@ pub trait Observer {
 pub enum Ending {
     /// All steps were made.
     Done,
-    /// As many validations as its patience allows brought no new lowest loss.
+    /// No new lowest loss in as many validations as the patience of the run allows.
     Patience,
     /// It was stopped and can be resumed.
     Stopped(StopReason),

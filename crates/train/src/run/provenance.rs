@@ -116,7 +116,7 @@ pub struct RunJson {
 }
 
 impl RunJson {
-    /// Of a new run.
+    /// The facts of a new run.
     pub fn new(started: Started) -> Self {
         Self { format: FORMAT.to_owned(), started, ..Self::default() }
     }

@@ -16,20 +16,20 @@ pub(super) struct Together {
     place: Place,
 }
 
-/// What a rank knows before a step that others must know too.
+/// What a rank asks of all ranks before a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, serde::Deserialize)]
 pub(super) struct Wish {
-    /// To stop, by this signal or what else was stored in the flag.
+    /// Stop: the signal, or the other value that was stored in the flag. 0 asks for nothing.
     pub asked: usize,
-    /// To stop, because so many seconds are over.
+    /// Stop, because this many seconds have passed.
     pub time: Option<f64>,
-    /// To save because it was asked to.
+    /// Save, because the rank was asked to.
     pub asked_to_save: bool,
-    /// Of the leader: to save.
+    /// Save, because the leader found that it is time.
     pub save: bool,
-    /// Of the leader: to draw a sample.
+    /// Draw a sample; only the leader asks for one.
     pub samples: bool,
-    /// What this rank writes of a checkpoint is written; of what all agree about: what all ranks write is.
+    /// This rank has written its part of a checkpoint. In the wish that all agree about: all ranks have.
     pub written: bool,
 }
 

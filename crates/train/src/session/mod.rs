@@ -190,7 +190,7 @@ fn not_evaluating() -> Error {
 pub struct PendingUpdate {
     loss: Pending,
     norm: Pending,
-    /// Of pairs.
+    /// Rewards and accuracy, if preferences are learned.
     rewards: Option<[Pending; 3]>,
 }
 

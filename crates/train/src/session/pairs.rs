@@ -47,7 +47,7 @@ pub struct Rewards {
     pub accuracy: f32,
 }
 
-/// Where the three means are.
+/// The slots of the three means.
 fn means(program: &Program) -> Option<[Slot; 3]> {
     let all = program.io("reward_means")?;
     let one = |i: usize| Slot { offset: all.offset + 4 * i, shape: Shape::new([]), ..all };

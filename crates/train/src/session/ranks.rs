@@ -30,7 +30,7 @@ impl Ranks {
         Self { sums, with: Arc::new(Alone), after: Arc::default(), made: 0, micro_steps: 0 }
     }
 
-    /// Of how many micro-steps a number that is added up over them is the sum.
+    /// How many micro-steps are in a number that is added up over micro-steps, such as the load of an expert.
     pub fn added(&self) -> usize {
         if self.sums.is_some() { self.micro_steps.max(1) } else { 1 }
     }
@@ -66,7 +66,7 @@ fn ranges(program: &Program, origins: &[String]) -> Vec<Range<usize>> {
     all
 }
 
-/// Where a tensor of a pool of which this rank has a part is: places in the tensor, and slots.
+/// The parts of a tensor that this rank has: the place in the tensor where each begins, and its slot.
 pub(super) type Pieces = Vec<(usize, Slot)>;
 
 /// What this rank has of the master of a tensor.
@@ -76,7 +76,7 @@ pub(super) struct Masters {
     pub residual: bool,
 }
 
-/// Those of a tensor that has none.
+/// The parts of a tensor that has none.
 pub(super) static NO_MASTERS: Masters = Masters { pieces: Vec::new(), residual: false };
 
 impl Session {
@@ -231,7 +231,7 @@ impl Session {
         Ok(())
     }
 
-    /// Where a tensor is in a pool: whole, or the parts that this rank has.
+    /// The slots of a tensor in a pool: the whole, or the parts that this rank has.
     pub(super) fn pieces(&self, pool: Pool, param: &Param) -> Result<Pieces> {
         let whole = param.in_pool(pool);
         let sharded = matches!(pool, Pool::Moment1 | Pool::Moment2 | Pool::Master);

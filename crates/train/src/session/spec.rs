@@ -93,7 +93,7 @@ pub(super) struct Programs {
     /// For texts of different lengths.
     pub score: Vec<Program>,
     pub decode: Option<Program>,
-    /// From few tokens to many; the last may give the logits of all tokens.
+    /// The programs of serving, from few tokens to many; the last may give the logits of all tokens.
     pub serving: Vec<serving::ServingProgram>,
 }
 

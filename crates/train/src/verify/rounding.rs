@@ -49,12 +49,12 @@ impl RoundingEngine {
         Self { inner, device, rounding, twins: BTreeMap::new(), values: Vec::new() }
     }
 
-    /// Where the inner engine keeps a tensor.
+    /// The slot in which the inner engine keeps a tensor.
     fn place(&self, slot: Slot) -> Slot {
         self.rounding.widening().map_or(slot, |by| slot.widened(by))
     }
 
-    /// Where it keeps a tensor of a program with bf16 tensors.
+    /// The slot in which it keeps a tensor of a program with bf16 tensors.
     fn wide(&self, slot: Slot) -> Slot {
         slot.widened(self.rounding.widening().unwrap_or_default())
     }

@@ -11,11 +11,12 @@ use ironhorse_train::format::debug_state::{DebugState, DebugStateParts, write_de
 use ironhorse_train::format::hf::{HfFolder, parse_config_json, parse_index};
 use ironhorse_train::format::llmc_model::{ModelFile, ModelOptions, write_model_to};
 use ironhorse_train::format::multiple_choice::{self, Example};
+use ironhorse_train::format::peft::AdapterFolder;
 use ironhorse_train::format::safetensors::SafeTensors;
 use ironhorse_train::format::shards::ShardReader;
 use ironhorse_train::format::tokenizer::Tokenizer;
 use ironhorse_train::format::{Elem, Sink, Source};
-use ironhorse_train::model::{Gpt2Config, ModelConfig};
+use ironhorse_train::model::{Gpt2Config, Lora, ModelConfig, Targets};
 use ironhorse_train::{Error, Result};
 
 /// The sizes of every small model below.
@@ -221,6 +222,78 @@ pub fn hf_index(bytes: &[u8]) -> bool {
         }
         Err(error) => refused(error),
     }
+}
+
+/// Settings of an adapter of PEFT whose experts are modules of their own.
+pub const ADAPTER: &str = r#"{"peft_type": "LORA", "base_model_name_or_path": "org/base", "r": 2, "lora_alpha": 3,
+"target_modules": ["q_proj", "w2"], "bias": "none", "use_rslora": false, "lora_dropout": 0.1}"#;
+
+/// Settings of one whose experts are stacked, with a rank of their own.
+pub const STACKED_ADAPTER: &str = r#"{"peft_type": "LORA", "r": 1, "lora_alpha": 3, "target_modules": ["q_proj"],
+"target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+"rank_pattern": {".*\\.gate_up_proj": 2}, "alpha_pattern": {".*\\.gate_up_proj": 4}}"#;
+
+/// The model that both are for.
+fn adapted() -> ModelConfig {
+    ModelConfig::parse("kind=moe,C=4,L=1,NH=2,NKV=1,HD=2,E=2,K=1,F=3,V=11,maxT=16").unwrap()
+}
+
+/// The tensors of one of these adapters, as a safetensors file.
+pub fn adapter_tensors(stacked: bool) -> Vec<u8> {
+    let (rank, targets) = if stacked { (1, "q") } else { (2, "q,down") };
+    let lora = Lora { rank, alpha: 3.0, targets: Targets::parse(targets).unwrap() };
+    let table = lora.tensors(&adapted());
+    let mut tensors: Vec<(String, [usize; 2])> =
+        table.into_iter().map(|spec| (spec.name, [spec.shape.rows(), spec.shape.cols()])).collect();
+    if stacked {
+        let parts = [
+            (".base_layer.lora_A", [4, 4]),
+            (".base_layer.lora_B", [6, 4]),
+            (".lora_A", [2, 3]),
+            (".lora_B", [4, 2]),
+        ];
+        tensors
+            .extend(parts.map(|(part, shape)| (format!("model.layers.0.mlp.experts{part}.weight"), shape)));
+    }
+    let (mut header, mut end) = (r#"{"__metadata__":{"format":"pt"}"#.to_owned(), 0);
+    for (name, [rows, cols]) in tensors {
+        let start = end;
+        end += 4 * rows * cols;
+        header += &format!(
+            r#","base_model.model.{name}":{{"dtype":"F32","shape":[{rows},{cols}],"data_offsets":[{start},{end}]}}"#
+        );
+    }
+    header.push('}');
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend_from_slice(header.as_bytes());
+    bytes.resize(bytes.len() + end, 7);
+    bytes
+}
+
+/// Opens an adapter for the model above and reads all of it.
+fn adapter_of(settings: &[u8], tensors: &[u8]) -> bool {
+    let config = adapted();
+    let read = || -> Result<()> {
+        let file = SafeTensors::new(source(tensors))?;
+        let mut adapter = AdapterFolder::new(Path::new(NAME), settings, file)?;
+        adapter.check(&config)?;
+        for spec in adapter.lora().tensors(&config) {
+            // numbers that are not finite are refused only here
+            adapter.read_tensor(&spec.name, &mut vec![0.0; spec.shape.numel()])?;
+        }
+        Ok(())
+    };
+    read().map_or_else(refused, |()| true)
+}
+
+/// `adapter_model.safetensors` beside settings that are sound.
+pub fn adapter(bytes: &[u8]) -> bool {
+    [ADAPTER, STACKED_ADAPTER].map(|settings| adapter_of(settings.as_bytes(), bytes)).contains(&true)
+}
+
+/// `adapter_config.json` beside tensors that are sound.
+pub fn adapter_config(bytes: &[u8]) -> bool {
+    [false, true].map(|stacked| adapter_of(bytes, &adapter_tensors(stacked))).contains(&true)
 }
 
 pub fn trainer_json(bytes: &[u8]) -> bool {

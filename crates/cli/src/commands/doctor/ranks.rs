@@ -20,9 +20,9 @@ use std::time::{Duration, Instant};
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// What is exchanged: 64 MiB of f32.
 const ELEMENTS: usize = 16 << 20;
-/// How often, after a first time that does not count.
+/// How often the exchange is timed, after a first time that does not count.
 const ROUNDS: usize = 3;
-/// Small messages whose time is the latency.
+/// How many small messages are timed for the latency.
 const MESSAGES: usize = 21;
 
 /// What a rank says of itself.
@@ -32,16 +32,16 @@ struct RankReport {
     host: String,
     device: String,
     version: String,
-    /// Where there is one.
+    /// The version of NCCL, if the device has it.
     nccl: Option<String>,
-    /// Here and there, of the connection to each other rank.
+    /// For each other rank: the address at this end of the connection and the one at the other end.
     connections: Vec<String>,
     interfaces: Vec<Interface>,
-    /// Of the GPUs of its machine.
+    /// How the GPUs of its machine reach each other.
     peers: Vec<Reach>,
     /// Median of a small message to all and from all.
     latency_us: f64,
-    /// Of ranks that have exchanged something.
+    /// The time of the exchange; `None` until it was measured.
     exchange: Option<Timing>,
 }
 
@@ -49,7 +49,7 @@ struct RankReport {
 struct Interface {
     name: String,
     state: String,
-    /// Where the system knows it.
+    /// The speed of the interface, if the system knows it.
     mbit_per_s: Option<u64>,
 }
 
@@ -91,7 +91,7 @@ pub fn run(args: &DoctorArgs, asked: Option<usize>, line: &[OsString]) -> Result
             done
         }
         (None, Some(world)) if world > 1 => ranks::launch(line, world, TIMEOUT, |_| {}),
-        (None, Some(_)) => bail!("--ranks 1 has nobody to reach; expected 2 or more"),
+        (None, Some(_)) => bail!("--ranks 1: one process has no other to reach, expected 2 or more"),
         (None, None) => bail!("no launcher started this process; --ranks N starts N here"),
     }
 }

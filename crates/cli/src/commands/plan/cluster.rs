@@ -54,7 +54,7 @@ pub struct Workload<'a> {
     pub accumulate: u32,
     pub precision: Precision,
     pub options: StepOptions,
-    /// Of one GPU, where they were measured.
+    /// The limits of one GPU, if they were measured.
     pub limits: Option<Limits>,
 }
 
@@ -66,14 +66,14 @@ pub struct Cluster {
     world: usize,
     shard: &'static str,
     micro_steps: u32,
-    /// Those of one rank.
+    /// The micro-steps of one rank.
     micro_steps_each: u32,
     /// The rank that needs the most memory.
     pub most: RankMemory,
     /// The rank that needs the least.
     least: RankMemory,
     step: Predicted,
-    /// Whose limits and links the prediction has.
+    /// The limits and links that the prediction assumes.
     assumed: Assumed,
 }
 
@@ -82,13 +82,13 @@ pub struct Cluster {
 pub struct RankMemory {
     rank: usize,
     weights: usize,
-    /// Of one micro-step.
+    /// The gradients of one micro-step.
     gradients: usize,
     /// Sums of gradients between micro-steps: the levels of the tree.
     tree_buffers: usize,
     /// Its part of master weights and moments.
     state: usize,
-    /// With what arrives from other ranks.
+    /// Activations, with the buffers for what arrives from other ranks.
     activations: usize,
     /// The part of the activations into which the gradients of other ranks arrive, one bucket at a time.
     receive_buffers: usize,
@@ -342,7 +342,7 @@ impl Cluster {
         }
         lines.push(row("total", &size(self.most.total), &size(self.least.total)));
         lines.push(format!(
-            "of the activations {} receive the gradients of other ranks, beside the backward",
+            "{} of the activations are buffers for gradients that arrive from other ranks beside the backward",
             size(self.most.receive_buffers)
         ));
         lines.push(String::new());

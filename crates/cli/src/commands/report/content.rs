@@ -44,7 +44,7 @@ pub struct Content {
     /// The names of the runs.
     pub runs: Vec<String>,
     pub sections: Vec<Section>,
-    /// Of each run.
+    /// The samples of each run.
     pub samples: Vec<Vec<Sample>>,
 }
 

@@ -37,7 +37,7 @@ pub struct ReportArgs {
     /// Where to write it [default: report.html or report.md in the folder of the first run]
     #[arg(long, help_heading = heading::OUTPUT, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// As a page or as plain text [default: what --out ends with, else html]
+    /// Write a page or Markdown [default: what --out ends with, else html]
     #[arg(long, help_heading = heading::OUTPUT, value_enum)]
     format: Option<Format>,
     /// What the machine costs in an hour, in euros

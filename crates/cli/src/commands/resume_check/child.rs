@@ -37,9 +37,9 @@ fn own_command() -> Result<Command> {
 pub enum Start {
     /// A new run in a new folder.
     New,
-    /// From the beginning, in the folder of a run that has no checkpoint.
+    /// The run begins again, in a folder that has no checkpoint.
     Again,
-    /// From its newest checkpoint.
+    /// The run goes on from its newest checkpoint.
     Resume,
 }
 
@@ -71,7 +71,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// With the settings of this configuration file, in this folder, which does not exist yet.
+    /// A run with the settings of this configuration file, in this folder, which does not exist yet.
     pub fn new(config: &Path, folder: &Path) -> Self {
         Self { config: config.to_owned(), folder: folder.to_owned() }
     }
@@ -86,7 +86,7 @@ impl Run {
         self.folder.with_extension("log")
     }
 
-    /// How its next process must begin.
+    /// How the next process of the run must begin.
     pub fn next_start(&self) -> Start {
         match (checkpoints_of(&self.folder).is_empty(), self.folder.exists()) {
             (false, _) => Start::Resume,

@@ -17,19 +17,19 @@ const PIECE: usize = 1 << 20;
 /// How two runs differ.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Difference {
-    /// Files of the last checkpoint and samples that were compared.
+    /// How many files were compared: those of the last checkpoint, and samples.
     pub files: usize,
-    /// Their bytes.
+    /// How many bytes these files have.
     pub bytes: u64,
     /// Bytes of them that differ; of a file that only one of the runs has, all.
     pub bytes_differ: u64,
     /// Fields of the metrics that were compared.
     pub fields: usize,
-    /// Those that differ, or that only one of the runs has.
+    /// How many fields of the metrics differ, or are in one of the runs only.
     pub fields_differ: usize,
     /// Temporary names that a run left behind.
     pub leftovers: Vec<String>,
-    /// Where they differ first, for people.
+    /// The first place where the runs differ, in words.
     pub first: Option<String>,
 }
 

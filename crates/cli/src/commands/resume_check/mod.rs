@@ -136,7 +136,7 @@ fn write_config(args: &TrainArgs, path: &Path) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("{}: cannot write", path.display()))
 }
 
-/// Where the check works.
+/// The folder that the check works in.
 struct Place {
     path: PathBuf,
     temporary: Option<tempfile::TempDir>,

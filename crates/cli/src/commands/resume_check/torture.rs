@@ -31,9 +31,9 @@ struct Kind {
 
 struct Reference {
     folder: PathBuf,
-    /// From start to end.
+    /// How long the whole run took.
     time: Duration,
-    /// Of one save, from its temporary folder's creation to its rename.
+    /// How long one save took, from the creation of its temporary folder to its rename.
     save: Duration,
 }
 

@@ -241,7 +241,7 @@ pub struct TrainArgs {
     #[arg(long, help = json_help!("the summary"), help_heading = heading::OUTPUT, value_name = "FILE")]
     #[serde(skip)]
     pub json: Option<PathBuf>,
-    /// Of `ironhorse tune`: what it may choose.
+    /// What `ironhorse tune` may choose; `None` for `train`.
     #[arg(skip)]
     #[serde(skip)]
     pub tuning: Option<Tuning>,

@@ -19,9 +19,9 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// How many chats samples are drawn of.
+/// How many chats give their beginnings as prompts to the samples of a run.
 const PROMPTS: usize = 2;
-/// The part of the samples that is for validation, where no other data are.
+/// The part of the samples to validate on where there are no other data for it.
 const VAL_FRACTION: f64 = 0.05;
 
 /// Refuses flags that go with chats only, or that chats lack; chooses the tokenizer beside the weights.
@@ -137,7 +137,7 @@ impl Chats {
     pub fn open(mut self, args: &TrainArgs, config: &ModelConfig) -> Result<Opened> {
         let seq = args.seq.unwrap_or(1);
         let prompts = self.prompts(args, seq)?;
-        // none where nothing is left to learn
+        // `None` where nothing is left to learn
         let loader = |read: &mut Read, shuffle: bool| -> Result<Option<PackedLoader>> {
             let (batch, vocab, seed) = (args.batch.unwrap_or(1), config.vocab_size(), args.seed);
             let config = LoaderConfig { batch, seq, vocab, seed, shuffle };
@@ -157,7 +157,7 @@ impl Chats {
             }
             let (samples, mask) = (counts.samples, args.template.mask().name());
             bail!(
-                "{path}: of {samples} samples nothing is learned with --mask {mask}; look at them with: ironhorse data show"
+                "{path}: --mask {mask} leaves nothing to learn in any sample (samples: {samples}); look at them with: ironhorse data show"
             );
         };
         let stats = packed.stats();

@@ -30,7 +30,7 @@ const CHECKING: &str =
 /// The data of a run, and what they are.
 pub struct Opened {
     pub data: TrainData,
-    /// Of packed samples.
+    /// How the samples were packed, if they are.
     pub packed: Option<PackStats>,
     pub train: Vec<SourceFacts>,
     pub val: Vec<SourceFacts>,

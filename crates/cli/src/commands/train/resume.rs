@@ -207,9 +207,9 @@ fn find(named: &Path) -> Result<PathBuf> {
 
 /// The settings of a resumed run.
 struct Settings {
-    /// Those it had.
+    /// The settings it had.
     own: TrainArgs,
-    /// Those it has now.
+    /// The settings it has now.
     args: TrainArgs,
     /// How they differ.
     changes: Vec<(Change, String)>,

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 /// Where prepared text is kept, below the folder of the runs.
 const CACHE: &str = ".data";
-/// Up to so many text files the end of each is for validation; of more, and of other data, some documents are.
+/// With at most this many text files the end of each is for validation; with more, and with other data, some documents are.
 const FEW: usize = 20;
 const TAIL: f64 = 0.1;
 const DOCUMENTS: f64 = 0.01;

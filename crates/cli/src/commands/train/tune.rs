@@ -79,7 +79,7 @@ pub struct Tuning {
 pub struct TuneArgs(TrainArgs);
 
 impl TuneArgs {
-    /// As `train` takes them.
+    /// The same flags as those of `train`.
     pub fn into_train(self) -> TrainArgs {
         self.0
     }

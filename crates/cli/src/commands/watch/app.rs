@@ -61,7 +61,7 @@ pub struct App {
     /// How many samples before the newest.
     back: usize,
     machine: Machine,
-    /// Of the chosen run's process.
+    /// What is known of the machine that the chosen run's process is on.
     pub machine_facts: Vec<(&'static str, String)>,
     curves: HashMap<CurveKey, Vec<(f64, f64)>>,
 }

@@ -17,7 +17,7 @@ const COLOURS: [Color; 4] = [Color::LightBlue, Color::Yellow, Color::LightGreen,
 const MARKERS: [Marker; 4] = [Marker::Braille, Marker::Dot, Marker::HalfBlock, Marker::Block];
 /// Width of the figures beside a chart.
 const FIGURES: u16 = 38;
-/// From this size on there is room for several charts.
+/// The least width and height of a terminal with room for several charts.
 const LARGE: (u16, u16) = (120, 36);
 
 pub fn draw(frame: &mut Frame<'_>, app: &mut App) {

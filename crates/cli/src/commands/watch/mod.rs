@@ -50,7 +50,7 @@ pub struct WatchArgs {
     /// What the page must be given to show anything; other users of the machine can see it in the command line
     #[arg(long, requires = "web", value_name = "TOKEN", conflicts_with = "token_file")]
     token: Option<String>,
-    /// The same, the first line of a file
+    /// Read the token from the first line of this file
     #[arg(long, requires = "web", value_name = "FILE")]
     token_file: Option<PathBuf>,
 }

@@ -71,7 +71,7 @@ impl Inputs {
         Ok(Self { x, y, packed: Some((positions, Packed { documents, tokens, padding })) })
     }
 
-    /// As a session takes them.
+    /// The inputs as a session takes them.
     pub fn batch(&self) -> Batch<'_> {
         let positions = self.packed.as_ref().map(|(positions, _)| positions.as_slice());
         Batch { x: &self.x, y: &self.y, positions, pairs: None }

@@ -100,7 +100,7 @@ fn forward_and_backward() {
     all.extend([shape([1, 1, 1], [65, 129, 16], false), shape([1, 2, 1], [80, 41, 32], true)]);
     for a in all {
         let x = inputs(&a);
-        // SAFETY: the memory of the case.
+        // SAFETY: `run` passes arrays of its own, as long as the case says.
         let call = |from: &[Array], to: &[Array]| unsafe {
             attention([from[0], from[1], from[2]], [to[0], to[1]], &a)
         };
@@ -120,7 +120,7 @@ fn forward_and_backward() {
             assert!(same_bits(&run(&case, float, &[1])[..1], &narrow[..1]));
         }
         let d = random(sizes(&a)[0], 9);
-        // SAFETY: the memory of the case.
+        // SAFETY: `run` passes arrays of its own, as long as the case says.
         let call = |from: &[Array], to: &[Array]| unsafe {
             let from = [from[0], from[1], from[2], from[3], from[4], from[5]];
             attention_bwd(from, [to[0], to[1], to[2]], &a)
@@ -165,7 +165,7 @@ fn one_key_has_no_gradient() {
     let a = shape([1, 1, 1], [3, 3, 5], true);
     let x = inputs(&a);
     let (out, lse) = reference(&x, &a);
-    // SAFETY: the memory of the case.
+    // SAFETY: `run` passes arrays of its own, as long as the case says.
     let call = |from: &[Array], to: &[Array]| unsafe {
         let from = [from[0], from[1], from[2], from[3], from[4], from[5]];
         attention_bwd(from, [to[0], to[1], to[2]], &a)
@@ -182,7 +182,7 @@ fn queries_that_see_nothing_have_no_gradient() {
     let a = shape([1, 1, 1], [80, 10, 16], true);
     let x = inputs(&a);
     let (n, seen) = (sizes(&a), 70 * 16);
-    // SAFETY: the memory of the case.
+    // SAFETY: `run` passes arrays of its own, as long as the case says.
     let call = |from: &[Array], to: &[Array]| unsafe {
         let from = [from[0], from[1], from[2], from[3], from[4], from[5]];
         attention_bwd(from, [to[0], to[1], to[2]], &a)
@@ -207,7 +207,7 @@ fn threads_change_no_bit() {
             let a = shape(heads, lengths, causal);
             let x = inputs(&a);
             let n = sizes(&a);
-            // SAFETY: the memory of the case.
+            // SAFETY: `run` passes arrays of its own, as long as the case says.
             let call = |from: &[Array], to: &[Array]| unsafe {
                 attention([from[0], from[1], from[2]], [to[3], to[4]], &a)?;
                 let from = [from[3], from[0], from[1], from[2], to[3], to[4]];

@@ -28,13 +28,13 @@ fn unary_forward_and_backward() {
     for op in ops() {
         for n in [0, 1, 31, 33, 1027] {
             let (x, d) = (random(n, 1), random(n, 2));
-            // SAFETY: the memory of the case.
+            // SAFETY: `run` passes arrays of its own, as long as the case says.
             let forward = |from: &[Array], to: &[Array]| unsafe { unary(op, from[0], to[0], n) };
             let got = run(&unary_case(x.clone(), &forward), Float::F64, &[]);
             let want: Vec<f64> = x.iter().map(|&x| reference(op, x)).collect();
             close(&got[0], &want, 1e-12, "unary");
 
-            // SAFETY: the memory of the case.
+            // SAFETY: `run` passes arrays of its own, as long as the case says.
             let call = |from: &[Array], to: &[Array]| unsafe { unary_bwd(op, [from[0], from[1]], to[0], n) };
             let case =
                 Case { inputs: elements(&[d.clone(), x.clone()]), outputs: vec![(Elements, n)], call: &call };
@@ -60,7 +60,7 @@ fn unary_forward_and_backward() {
 #[test]
 fn gelu_erf_is_accurate_in_its_tail() {
     let x: Vec<f64> = (0..4000).map(|i| f64::from((-10.0 + 0.005 * f64::from(i)) as f32)).collect();
-    // SAFETY: the memory of the case.
+    // SAFETY: `run` passes arrays of its own, as long as the case says.
     let forward = |from: &[Array], to: &[Array]| unsafe { unary(UnaryFn::GeluErf, from[0], to[0], 4000) };
     let case = unary_case(x.clone(), &forward);
     for (i, got) in run(&case, Float::F32, &[])[0].iter().enumerate() {
@@ -73,9 +73,9 @@ fn gelu_erf_is_accurate_in_its_tail() {
 fn special_values_are_those_of_pytorch() {
     let x = vec![f64::NAN, f64::INFINITY, 1e30, -1e30, 0.0];
     for op in ops() {
-        // SAFETY: the memory of the case.
+        // SAFETY: `run` passes arrays of its own, as long as the case says.
         let forward = |from: &[Array], to: &[Array]| unsafe { unary(op, from[0], to[0], 5) };
-        // SAFETY: the memory of the case.
+        // SAFETY: `run` passes arrays of its own, as long as the case says.
         let backward = |from: &[Array], to: &[Array]| unsafe { unary_bwd(op, [from[0], from[1]], to[0], 5) };
         for float in [Float::F64, Float::F32, Float::BF16] {
             let y = &run(&unary_case(x.clone(), &forward), float, &[])[0];
@@ -113,7 +113,7 @@ fn binary_forward_and_swiglu_backward() {
     for n in [0, 1, 31, 33, 1027] {
         let (a, b, d) = (random(n, 3), random(n, 4), random(n, 5));
         for op in [BinaryFn::Add, BinaryFn::Mul, BinaryFn::Swiglu] {
-            // SAFETY: the memory of the case.
+            // SAFETY: `run` passes arrays of its own, as long as the case says.
             let call = |from: &[Array], to: &[Array]| unsafe { binary(op, [from[0], from[1]], to[0], n) };
             let case =
                 Case { inputs: elements(&[a.clone(), b.clone()]), outputs: vec![(Elements, n)], call: &call };
@@ -127,7 +127,7 @@ fn binary_forward_and_swiglu_backward() {
                 close(&run(&case, float, &[])[0], &want, unit, "binary");
             }
         }
-        // SAFETY: the memory of the case.
+        // SAFETY: `run` passes arrays of its own, as long as the case says.
         let call = |from: &[Array], to: &[Array]| unsafe {
             swiglu_bwd([from[0], from[1], from[2]], [to[0], to[1]], n)
         };
@@ -150,7 +150,7 @@ fn in_place() {
     for float in Float::ALL {
         for op in ops() {
             let x = Memory::new(float, &random(n, 1));
-            // SAFETY: the memory of the case.
+            // SAFETY: `run` passes arrays of its own, as long as the case says.
             let call = |from: &[Array], to: &[Array]| unsafe { unary(op, from[0], to[0], n) };
             let want = run(&unary_case(random(n, 1), &call), float, &[]);
             // SAFETY: n elements, in place.
@@ -158,7 +158,7 @@ fn in_place() {
             assert_eq!(x.values(), want[0]);
         }
         let (d, g, u) = (random(n, 1), random(n, 2), random(n, 3));
-        // SAFETY: the memory of the case.
+        // SAFETY: `run` passes arrays of its own, as long as the case says.
         let call = |from: &[Array], to: &[Array]| unsafe {
             swiglu_bwd([from[0], from[1], from[2]], [to[0], to[1]], n)
         };
@@ -179,12 +179,12 @@ fn in_place() {
 fn threads_change_no_bit() {
     let n = (1 << 21) + 33;
     let (x, y) = (random(n, 1), random(n, 2));
-    // SAFETY: the memory of the case.
+    // SAFETY: `run` passes arrays of its own, as long as the case says.
     let call =
         |from: &[Array], to: &[Array]| unsafe { unary_bwd(UnaryFn::GeluErf, [from[0], from[1]], to[0], n) };
     let case = Case { inputs: elements(&[x.clone(), y.clone()]), outputs: vec![(Elements, n)], call: &call };
     threads_agree(&case, "unary_bwd");
-    // SAFETY: the memory of the case.
+    // SAFETY: `run` passes arrays of its own, as long as the case says.
     let call = |from: &[Array], to: &[Array]| unsafe { binary(BinaryFn::Mul, [from[0], from[1]], to[0], n) };
     threads_agree(&Case { call: &call, ..case }, "binary");
 }

@@ -44,7 +44,7 @@ fn softmax_both_ways() {
     for (rows, cols) in SIZES {
         let (n, r) = (rows * cols, Rows { rows, cols });
         let (x, d) = (random(n, 1), random(n, 2));
-        // SAFETY: the memory of the case.
+        // SAFETY: `run` passes arrays of its own, as long as the case says.
         let call = |from: &[Array], to: &[Array]| unsafe { softmax(from[0], to[0], r) };
         let case =
             Case { inputs: elements(std::slice::from_ref(&x)), outputs: vec![(Elements, n)], call: &call };
@@ -57,7 +57,7 @@ fn softmax_both_ways() {
         ] {
             close(&run(&case, float, &[])[0], &y, unit, "softmax");
         }
-        // SAFETY: the memory of the case.
+        // SAFETY: `run` passes arrays of its own, as long as the case says.
         let call = |from: &[Array], to: &[Array]| unsafe { softmax_bwd([from[0], from[1]], to[0], r) };
         let case =
             Case { inputs: elements(&[d.clone(), y.clone()]), outputs: vec![(Elements, n)], call: &call };
@@ -80,7 +80,7 @@ fn scale_bias_relu_both_ways() {
                 .flat_map(|row| row.iter().zip(&x[1]).map(|(x, b)| (x * scale + b).max(0.0)))
                 .collect()
         };
-        // SAFETY: the memory of the case.
+        // SAFETY: `run` passes arrays of its own, as long as the case says.
         let call =
             |from: &[Array], to: &[Array]| unsafe { scale_bias_relu([from[0], from[1]], to[0], r, scale) };
         let case =
@@ -88,7 +88,7 @@ fn scale_bias_relu_both_ways() {
         let (y, d) = (forward(&[x.clone(), bias.clone()]), random(n, 3));
         close(&run(&case, Float::F64, &[])[0], &y, 1e-14, "scale_bias_relu");
         close(&run(&case, Float::F32, &[])[0], &y, 1e-6, "scale_bias_relu");
-        // SAFETY: the memory of the case.
+        // SAFETY: `run` passes arrays of its own, as long as the case says.
         let call = |from: &[Array], to: &[Array]| unsafe {
             scale_bias_relu_bwd([from[0], from[1]], [to[0], to[1]], r, scale)
         };
@@ -101,7 +101,7 @@ fn scale_bias_relu_both_ways() {
         types_agree(&Case { inputs: elements(&[d, rounded(&y)]), ..case }, "scale_bias_relu_bwd");
     }
     let call =
-        // SAFETY: the memory of the case.
+        // SAFETY: `run` passes arrays of its own, as long as the case says.
         |from: &[Array], to: &[Array]| unsafe { scale_bias_relu([from[0], from[1]], to[0], Rows { rows: 1, cols: 3 }, 1.0) };
     let inputs = elements(&[vec![f64::NAN, -1.0, 2.0], vec![0.0; 3]]);
     let got = run(&Case { inputs, outputs: vec![(Elements, 3)], call: &call }, Float::BF16, &[]);
@@ -113,7 +113,7 @@ fn rmsnorm_both_ways() {
     for (rows, cols) in SIZES {
         let (n, r) = (rows * cols, Rows { rows, cols });
         let (x, w, d) = (random(n, 1), random(cols, 2), random(n, 3));
-        // SAFETY: the memory of the case.
+        // SAFETY: `run` passes arrays of its own, as long as the case says.
         let call =
             |from: &[Array], to: &[Array]| unsafe { rmsnorm([from[0], from[1]], [to[0], to[1]], r, EPS) };
         let outputs = vec![(Elements, n), (Sums, rows)];
@@ -124,7 +124,7 @@ fn rmsnorm_both_ways() {
         forward_types(&case, "rmsnorm");
         let mut inputs = elements(&[d.clone(), x.clone(), w.clone()]);
         inputs.push((Sums, rstd));
-        // SAFETY: the memory of the case.
+        // SAFETY: `run` passes arrays of its own, as long as the case says.
         let call = |from: &[Array], to: &[Array]| unsafe {
             rmsnorm_bwd([from[0], from[1], from[2], from[3]], [to[0], to[1]], r)
         };
@@ -158,7 +158,7 @@ fn layernorm_both_ways() {
     for (rows, cols) in SIZES {
         let (n, r) = (rows * cols, Rows { rows, cols });
         let (x, w, b, d) = (random(n, 1), random(cols, 2), random(cols, 4), random(n, 3));
-        // SAFETY: the memory of the case.
+        // SAFETY: `run` passes arrays of its own, as long as the case says.
         let call = |from: &[Array], to: &[Array]| unsafe {
             layernorm([from[0], from[1], from[2]], [to[0], to[1], to[2]], r, EPS)
         };
@@ -171,7 +171,7 @@ fn layernorm_both_ways() {
         }
         let mut inputs = elements(&[d.clone(), x.clone(), w.clone()]);
         inputs.extend([(Sums, got[1].clone()), (Sums, got[2].clone())]);
-        // SAFETY: the memory of the case.
+        // SAFETY: `run` passes arrays of its own, as long as the case says.
         let call = |from: &[Array], to: &[Array]| unsafe {
             layernorm_bwd([from[0], from[1], from[2], from[3], from[4]], [to[0], to[1], to[2]], r)
         };
@@ -209,7 +209,7 @@ fn cross_entropy_both_ways() {
             let want = forward(std::slice::from_ref(&x));
             let mut lse = Vec::new();
             for targets in both {
-                // SAFETY: the memory of the case.
+                // SAFETY: `run` passes arrays of its own, as long as the case says.
                 let call = |from: &[Array], to: &[Array]| unsafe {
                     cross_entropy(from[0], targets, [to[0], to[1]], r, ignore)
                 };
@@ -219,7 +219,7 @@ fn cross_entropy_both_ways() {
                 close(&got[0], &want, 1e-12, "cross_entropy");
                 types_agree(&case, "cross_entropy");
                 lse = got[1].clone();
-                // SAFETY: the memory of the case.
+                // SAFETY: `run` passes arrays of its own, as long as the case says.
                 let call = |from: &[Array], to: &[Array]| unsafe {
                     cross_entropy_mean(from[0], targets, [to[0], to[1]], rows, ignore, mean)
                 };
@@ -235,7 +235,7 @@ fn cross_entropy_both_ways() {
                 (0..rows).map(|i| d[if per_row { i } else { 0 }] / count.max(1.0)).collect();
             let want = differences(&forward, std::slice::from_ref(&x), &factors);
             for targets in both {
-                // SAFETY: the memory of the case.
+                // SAFETY: `run` passes arrays of its own, as long as the case says.
                 let call = |from: &[Array], to: &[Array]| unsafe {
                     let inv_count = if mean { from[3] } else { Array::none(from[3].float) };
                     cross_entropy_bwd(
@@ -262,13 +262,13 @@ fn targets_outside_are_nan_and_odd_rows_as_in_pytorch() {
     let (targets, r) = ([7_i64, -3, 1, -100], Rows { rows: 4, cols: 3 });
     let at = Targets::I64(targets.as_ptr());
     let x = vec![0.0, 1.0, 2.0, 0.0, 1.0, 2.0, f64::NAN, 0.0, 1.0, f64::NAN, 0.0, 1.0];
-    // SAFETY: the memory of the case.
+    // SAFETY: `run` passes arrays of its own, as long as the case says.
     let call = |from: &[Array], to: &[Array]| unsafe { cross_entropy(from[0], at, [to[0], to[1]], r, -100) };
     let case = Case { inputs: elements(std::slice::from_ref(&x)), outputs: vec![(Sums, 4); 2], call: &call };
     for float in Float::ALL {
         let got = run(&case, float, &[]);
         assert!(got[0][..3].iter().all(|x| x.is_nan()) && got[0][3] == 0.0);
-        // SAFETY: the memory of the case.
+        // SAFETY: `run` passes arrays of its own, as long as the case says.
         let call = |from: &[Array], to: &[Array]| unsafe {
             let none = Array::none(from[2].float);
             cross_entropy_bwd([from[0], from[1], from[2], none], at, to[0], r, -100, false)
@@ -287,7 +287,7 @@ fn nan_stays_in_its_row() {
     let mut x = random(rows * cols, 1);
     x[cols + 3] = f64::NAN;
     let w = vec![1.0; cols];
-    // SAFETY: the memory of the case.
+    // SAFETY: `run` passes arrays of its own, as long as the case says.
     let call = |from: &[Array], to: &[Array]| unsafe {
         softmax(from[0], to[0], r)?;
         rmsnorm([from[0], from[1]], [to[1], Array::none(from[0].float.acc())], r, EPS)?;
@@ -332,7 +332,7 @@ fn rope_turns_pairs_and_back() {
                 }
             }
             for back in [false, true] {
-                // SAFETY: the memory of the case.
+                // SAFETY: `run` passes arrays of its own, as long as the case says.
                 let call = |from: &[Array], to: &[Array]| unsafe {
                     rope([from[0], from[1], from[2]], to[0], &shape, back)
                 };
@@ -353,7 +353,7 @@ fn long_rows_are_accurate() {
     let (rows, cols) = (1, 100_001);
     let r = Rows { rows, cols };
     let x: Vec<f64> = random(cols, 1).iter().map(|x| x + 2.0).collect();
-    // SAFETY: the memory of the case.
+    // SAFETY: `run` passes arrays of its own, as long as the case says.
     let call = |from: &[Array], to: &[Array]| unsafe {
         rmsnorm([from[0], from[0]], [to[0], to[1]], r, EPS)?;
         layernorm([from[0], from[0], from[0]], [to[0], to[2], to[3]], r, EPS)
@@ -366,7 +366,7 @@ fn long_rows_are_accurate() {
     }
     // The same numbers as columns: the sums of a bias gradient.
     let tall = Rows { rows: cols, cols: 1 };
-    // SAFETY: the memory of the case.
+    // SAFETY: `run` passes arrays of its own, as long as the case says.
     let call = |from: &[Array], to: &[Array]| unsafe {
         scale_bias_relu_bwd([from[0], from[0]], [Array::none(from[0].float), to[0]], tall, 1.0)
     };
@@ -381,7 +381,7 @@ fn threads_change_no_bit() {
     let (n, r) = (rows * cols, Rows { rows, cols });
     let (x, d, w) = (random(n, 1), random(n, 2), random(cols, 3));
     let stats = random(rows, 4);
-    // SAFETY: the memory of the case.
+    // SAFETY: `run` passes arrays of its own, as long as the case says.
     let call = |from: &[Array], to: &[Array]| unsafe {
         layernorm_bwd([from[0], from[1], from[2], from[3], from[3]], [to[0], to[1], to[2]], r)
     };
@@ -389,7 +389,7 @@ fn threads_change_no_bit() {
     inputs.push((Sums, stats));
     let case = Case { inputs, outputs: vec![(Elements, n), (Elements, cols), (Elements, cols)], call: &call };
     threads_agree(&case, "layernorm_bwd");
-    // SAFETY: the memory of the case.
+    // SAFETY: `run` passes arrays of its own, as long as the case says.
     let call = |from: &[Array], to: &[Array]| unsafe {
         rmsnorm_bwd([from[0], from[1], from[2], from[3]], [to[0], to[1]], r)?;
         scale_bias_relu_bwd([from[0], from[1]], [Array::none(from[0].float), to[2]], r, 0.5)

@@ -216,7 +216,7 @@ mod tests {
         let mut room = QueryScratch::default();
         for first in (0..kv_heads).step_by(at_a_time) {
             let next = Some(kept.first_rows());
-            // SAFETY: all of it is of this test.
+            // SAFETY: the windows are this test's own numbers, in the sizes that `kept` names.
             unsafe { kept.attend(isa, &mut room, first..kv_heads.min(first + at_a_time), next) };
         }
         let of = |position| Strides { batch: 0, head: hd, position };
@@ -237,7 +237,7 @@ mod tests {
         let (out, lse) = (span(theirs), Span::none(heads));
         let call = Forward { shape, q, k, v, out, lse, drops: None, reach: Reach::ALL };
         let mut room = QueryScratch::new(count, hd);
-        // SAFETY: as above.
+        // SAFETY: the windows are this test's own numbers, in the sizes of `shape`.
         (0..heads).for_each(|head| unsafe { one_query(isa, &mut room, &call, [head, 0]) });
         found
     }

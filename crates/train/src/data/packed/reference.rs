@@ -8,7 +8,7 @@ use std::ops::Range;
 
 /// What pairs have besides samples.
 pub(super) struct References {
-    /// Of every sample, the losses of its targets that count, in their order.
+    /// For every sample, the losses of its targets that count, in their order.
     losses: Vec<Box<[f32]>>,
     /// Three rows of each pair of the last batch.
     bounds: Vec<i32>,
@@ -24,7 +24,7 @@ impl References {
         Self { losses, bounds: Vec::new(), batch: vec![0.0; positions], rows: 0 }
     }
 
-    /// Before the first row of a batch.
+    /// Forgets the rows of the last batch.
     pub fn clear(&mut self) {
         self.bounds.clear();
         self.batch.fill(0.0);

@@ -54,7 +54,7 @@ struct Entry {
 #[serde(deny_unknown_fields)]
 struct Contents {
     version: u32,
-    /// By absolute path. Files whose path is not UTF-8 are not cached.
+    /// The files by absolute path; those whose path is not UTF-8 are not cached.
     files: BTreeMap<String, Entry>,
 }
 

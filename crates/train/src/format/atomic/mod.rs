@@ -122,7 +122,7 @@ impl NewFolder {
         Ok(Self { path: path.to_owned(), target, exists, temporary })
     }
 
-    /// Where it is until then.
+    /// The temporary folder that it is until it is complete.
     pub fn at(&self) -> &Path {
         &self.temporary.path
     }

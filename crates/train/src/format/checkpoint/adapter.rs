@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 pub struct CheckpointAdapter {
     /// Rank, alpha and targets.
     pub lora: Lora,
-    /// Where the base is.
+    /// The folder or file of the base.
     pub base: PathBuf,
     /// What tells it from another ([`BaseDigest`](crate::model::BaseDigest)).
     pub digest: String,

@@ -33,7 +33,7 @@ pub struct CheckpointParts<'a> {
 }
 
 impl<'a> CheckpointParts<'a> {
-    /// Without a tokenizer, in files of the usual size.
+    /// The parts of a checkpoint without a tokenizer, in files of the usual size.
     pub fn new(config: &'a ModelConfig, precision: Precision, trainer: &'a TrainerState) -> Self {
         Self { config, precision, trainer, adapter: None, tokenizer: None, part_bytes: super::PART_BYTES }
     }

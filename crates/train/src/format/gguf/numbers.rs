@@ -78,7 +78,7 @@ impl GgufType {
         count / numbers as u64 * bytes as u64
     }
 
-    /// As plain numbers; `None` for blocks.
+    /// The type of plain numbers; `None` for blocks.
     pub(super) fn elem(self) -> Option<Elem> {
         match self {
             Self::F32 => Some(Elem::F32),

@@ -11,9 +11,10 @@ use crate::{Error, Result};
 
 pub(super) struct Gemma3;
 
-/// The key of a pattern: every so many-th layer has no window. Newer files have a word for each layer, which decides.
+/// The key of a pattern: its value n says that every n-th layer has no window. Newer files have a word for each layer, which
+/// decides.
 const PATTERN: &str = "sliding_window_pattern";
-/// Where newer versions of transformers keep it, without reading it.
+/// The key under which newer versions of transformers keep the pattern, without reading it.
 const KEPT_PATTERN: &str = "_sliding_window_pattern";
 /// The pattern of a file without one.
 const USUAL_PATTERN: usize = 6;
@@ -180,7 +181,7 @@ fn every(map: &Map<String, Value>, count: usize, path: &Path) -> Result<usize> {
     let known = [said, kept, Some(USUAL_PATTERN), Some(first + 1)].into_iter().flatten();
     known.filter(|_| words.len() == count).find(fits).ok_or_else(|| {
         let expected = format!(
-            "{:?} for each of {count} layers, but for every so many-th of them {:?}",
+            "{:?} for each of {count} layers, with {:?} instead in every n-th layer, for one n",
             window::SLIDING,
             window::FULL
         );

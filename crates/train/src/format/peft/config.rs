@@ -64,9 +64,9 @@ fn is_neutral(value: &Value) -> bool {
 pub(super) const UNNAMED: &str = "an unnamed base";
 
 impl AdapterConfig {
-    pub fn read(path: &Path) -> Result<Self> {
-        let bytes = std::fs::read(path).map_err(|source| Error::io(path, "read", source))?;
-        let settings: Map<String, Value> = serde_json::from_slice(&bytes).map_err(|error| {
+    /// Reads the content of the file; errors name `path`.
+    pub fn parse(bytes: &[u8], path: &Path) -> Result<Self> {
+        let settings: Map<String, Value> = serde_json::from_slice(bytes).map_err(|error| {
             Error::field(path, "content", format!("not valid ({error})"), "the JSON of an adapter of PEFT")
         })?;
         for (key, value) in settings.iter().filter(|(key, _)| !FREE.contains(&key.as_str())) {
@@ -86,7 +86,13 @@ impl AdapterConfig {
             if rank.fract() != 0.0 || rank > f64::from(u32::MAX) {
                 return Err(Error::field(path, "r", rank, "a whole number"));
             }
-            Ok(Own { rank: rank as usize, alpha: if root { alpha * rank.sqrt() } else { alpha } })
+            let alpha = if root { alpha * rank.sqrt() } else { alpha };
+            let factor = (alpha / rank) as f32;
+            if !(factor.is_finite() && factor > 0.0) {
+                let expected = "an alpha that divided by the rank is a number above 0 in f32";
+                return Err(Error::field(path, "lora_alpha", alpha, expected));
+            }
+            Ok(Own { rank: rank as usize, alpha })
         };
         let number = |key: &str, value: Option<&Value>| {
             let value = value.unwrap_or(&Value::Null);

@@ -35,7 +35,7 @@ impl Merged {
         Ok(Self { base, adapter, path, trainer: None })
     }
 
-    /// With the state of the run whose adapter it is.
+    /// Adds the state of the run whose adapter it is.
     #[must_use]
     pub fn with_trainer(self, trainer: TrainerState) -> Self {
         Self { trainer: Some(trainer), ..self }
@@ -84,7 +84,7 @@ impl WeightSource for Merged {
         Some(AdaptedFrom { base: self.base.path().to_owned(), names })
     }
 
-    /// Those beside the adapter, or those of the base.
+    /// The tokenizer files beside the adapter, or else those of the base.
     fn tokenizer_files(&self) -> Result<NamedFiles> {
         let own = tokenizer_files(&self.path)?;
         if own.is_empty() { self.base.tokenizer_files() } else { Ok(own) }

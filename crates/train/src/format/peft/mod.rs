@@ -21,6 +21,7 @@ use crate::model::{AdapterPart, BaseDigest, Lora, ModelConfig, Targets, TensorSp
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 
 /// The settings of an adapter.
@@ -43,19 +44,19 @@ pub struct BaseFacts {
 
 /// An open folder of PEFT, whose tensors all belong to adapters of one rank.
 #[derive(Debug)]
-pub struct AdapterFolder {
+pub struct AdapterFolder<R = File> {
     folder: PathBuf,
-    file: SafeTensors<File>,
+    file: SafeTensors<R>,
     /// Adapters that can stand for all of the file's, whose ranks and factors may differ.
     lora: Lora,
-    /// Of the adapters that are not stacked.
+    /// Rank and alpha of the adapters that are not stacked.
     own: Own,
     stacked: Stacked,
     held: Held,
     base: BaseFacts,
 }
 
-impl AdapterFolder {
+impl AdapterFolder<File> {
     /// Opens a folder of PEFT, a checkpoint of a run with adapters, or the newest one of such a run.
     pub fn open(path: &Path) -> Result<Self> {
         let path = checkpoint::named_checkpoint(path)?;
@@ -71,13 +72,23 @@ impl AdapterFolder {
     }
 
     fn open_folder(folder: &Path) -> Result<Self> {
-        let AdapterConfig { own, stacked, base } = AdapterConfig::read(&folder.join(ADAPTER_CONFIG))?;
+        let config = folder.join(ADAPTER_CONFIG);
+        let settings = std::fs::read(&config).map_err(|source| Error::io(&config, "read", source))?;
         let path = folder.join(ADAPTER_MODEL);
         if !path.exists() && folder.join("adapter_model.bin").exists() {
             let expected = format!("{ADAPTER_MODEL}; save it with safe_serialization=True");
             return Err(Error::field(folder, "adapter", "only adapter_model.bin, a pickle", expected));
         }
-        let file = SafeTensors::open(&path)?;
+        Self::new(folder, &settings, SafeTensors::open(&path)?)
+    }
+}
+
+impl<R: Read + Seek> AdapterFolder<R> {
+    /// Reads the settings, the content of `adapter_config.json`, and checks that `file` has adapters of their ranks and nothing
+    /// else.
+    pub fn new(folder: &Path, settings: &[u8], file: SafeTensors<R>) -> Result<Self> {
+        let AdapterConfig { own, stacked, base } =
+            AdapterConfig::parse(settings, &folder.join(ADAPTER_CONFIG))?;
         let mut targets = Targets::default();
         for entry in file.header().entries() {
             let name = entry.name.strip_prefix(PREFIX);

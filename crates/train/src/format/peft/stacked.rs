@@ -6,7 +6,7 @@
 use super::super::safetensors::SafeTensors;
 use crate::Result;
 use crate::model::{AdapterPart, Target};
-use std::fs::File;
+use std::io::{Read, Seek};
 
 /// Rank and alpha of some adapters.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,9 +69,9 @@ pub(super) struct Held([(String, Vec<f32>); 2]);
 
 impl Held {
     /// The part of an expert: R rows of A, or its columns of B.
-    pub fn part(
+    pub fn part<R: Read + Seek>(
         &mut self,
-        file: &mut SafeTensors<File>,
+        file: &mut SafeTensors<R>,
         name: &str,
         part: AdapterPart,
         own: Own,

@@ -17,7 +17,7 @@ pub(in crate::model) struct Attention {
     /// (B,NH,T) f32; `None` when decoding.
     lse: Option<Slot>,
     heads: Heads,
-    /// Of the probabilities.
+    /// The dropout of the probabilities.
     drop: Option<DropSite>,
     mask: AttentionMask,
 }

@@ -55,7 +55,7 @@ struct Source {
     act: Option<Act>,
     /// The activation whose derivative to multiply by first.
     pre: Option<PreAct>,
-    /// Where the sums over rows go.
+    /// The gradient of the bias: the sums over rows.
     d_bias: Option<Slot>,
     format: Fp8,
     kind: Kind,
@@ -80,7 +80,7 @@ pub struct Scaling {
 }
 
 impl Scaling {
-    /// Of the same tensor once more, when its largest element is known to the step.
+    /// The scaling of the same tensor when it is rounded once more and its largest element has been counted in this step.
     pub fn again(self) -> Self {
         Self { seen: None, ..self }
     }

@@ -46,7 +46,7 @@ pub(super) struct Blocks {
     x: Slot,
     /// (B,T) i32, the position of each token where sequences hold several documents.
     positions: Option<Slot>,
-    /// Where tokens are of any of several sequences of a cache: how many, and (B,1) i32, which of them.
+    /// Set where each token belongs to one of several sequences of a cache: how many there are, and (B,1) i32, which one it is.
     sequences: Option<(usize, Slot)>,
     weights: HashMap<String, Vec<Slot>>,
     /// (B,T,P·r), what the adapters of a layer make of its input, by the layer's name.
@@ -75,7 +75,7 @@ impl Linear {
     }
 }
 
-/// Where tokens and positions become activations.
+/// The tables that make activations of tokens and positions.
 #[derive(Clone, Copy)]
 pub(super) struct Tables {
     /// (Vp,C)
@@ -104,7 +104,7 @@ pub(super) struct LossIo {
     pub mean: Slot,
     /// The same, and auxiliary losses if there are any.
     pub loss: Slot,
-    /// Where the loss is that of pairs in place of the cross-entropy.
+    /// The slots of pairs, if the loss is theirs in place of the cross-entropy.
     pub pairs: Option<PairIo>,
 }
 

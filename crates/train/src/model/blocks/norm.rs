@@ -15,7 +15,7 @@ pub(in crate::model) struct NormWeights {
     pub weight: Slot,
     pub bias: Option<Slot>,
     pub eps: f32,
-    /// Of RMSNorm.
+    /// What RMSNorm multiplies by: the weight, or 1 + weight.
     pub gain: Gain,
 }
 

@@ -46,9 +46,9 @@ struct Reduction<'a> {
     micro_steps: usize,
     /// The nodes of the tree that ranks have.
     rows: usize,
-    /// The most that one has.
+    /// The most nodes that one rank has.
     rounds: usize,
-    /// Where this rank has its own: levels, or the gradients themselves.
+    /// The levels of this rank's own nodes of the tree; `None` is the gradients themselves.
     own: Vec<Option<usize>>,
     tally: &'a Carried,
 }

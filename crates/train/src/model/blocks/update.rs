@@ -23,7 +23,7 @@ pub(super) fn declare(b: &mut Builder, group: Vec<TensorSpec>, decay: bool) -> V
     b.param_group(group.into_iter().map(|tensor| (tensor.name, tensor.shape)), decay)
 }
 
-/// Where the update finds what decides about a step.
+/// The slots that decide whether the step is made.
 #[derive(Clone, Copy)]
 struct Verdict {
     norm: Slot,

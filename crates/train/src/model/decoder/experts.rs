@@ -56,7 +56,7 @@ pub(super) struct Rows {
     pub out: Slot,
     /// (N·K,P·r), what the adapters of w1 and w3 and those of w2 made of their inputs.
     pub hidden: [Option<Slot>; 2],
-    /// Where the products are of 8-bit numbers; then the backward needs neither `inp` nor `act`.
+    /// The rows in 8 bits, if the products are of 8-bit numbers; then the backward needs neither `inp` nor `act`.
     pub fp8: Option<RowsFp8>,
 }
 

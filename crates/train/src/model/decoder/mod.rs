@@ -40,7 +40,7 @@ use ironhorse_core::{DropRate, Precision, Program, Slot};
 #[derive(Clone, Copy)]
 pub(super) struct ExpertNames {
     pub router: &'static str,
-    /// Before the number of an expert.
+    /// What stands before the number of an expert.
     pub experts: &'static str,
     /// w1, w3 and w2 of the equations.
     pub gate: &'static str,
@@ -49,7 +49,7 @@ pub(super) struct ExpertNames {
 }
 
 impl ExpertNames {
-    /// Of a family without experts.
+    /// The names of a family without experts.
     pub const NONE: Self = Self { router: "", experts: "", gate: "", up: "", down: "" };
 
     /// The name of an expert's weight, by its target; empty for those that are not experts'.
@@ -66,7 +66,7 @@ impl ExpertNames {
 /// What a family calls its parameters and activations.
 #[derive(Clone, Copy)]
 pub(super) struct Names {
-    /// Before the number of a layer: of parameters, and of activations.
+    /// What stands before the number of a layer in the names of parameters, and in those of activations.
     pub layers: [&'static str; 2],
     pub embed: &'static str,
     /// The table of learned positions; `None` where positions are rotations.
@@ -120,7 +120,7 @@ pub(super) struct Plan {
     pub heads: Heads,
     /// `None` where positions are learned.
     pub rope: Option<Rotation>,
-    /// That of layers with a window, where it is another.
+    /// The RoPE of layers with a window, if it is another.
     pub windowed_rope: Option<Rotation>,
     /// What q is multiplied by where each head of q and k is normalised before it turns.
     pub qk_norm: Option<f32>,
@@ -139,7 +139,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// With a context of at most so many positions, unless each position is a row of a table.
+    /// The plan for a context of at most this many positions, unless each position is a row of a table.
     fn within(mut self, positions: usize) -> Self {
         if self.names.positions.is_none() {
             self.setup.context = positions.clamp(1, self.setup.context);
@@ -248,11 +248,11 @@ struct Layer {
     /// (HD) of q, and of k
     qk_norm: Option<[Slot; 2]>,
     proj: Linear,
-    /// Of the projection's result, where it is normalised.
+    /// The norm of the projection's result, if it has one.
     post_attn: Option<NormWeights>,
     norm_2: NormWeights,
     mlp: Mlp,
-    /// Of the MLP's result, where it is normalised.
+    /// The norm of the MLP's result, if it has one.
     post_mlp: Option<NormWeights>,
 }
 
@@ -278,7 +278,7 @@ struct Decoder {
 
 /// What the MLP or the experts of a layer leave for the backward.
 enum SavedMlp {
-    /// Before and after the activation.
+    /// The values before and after the activation.
     Dense {
         pre: Slot,
         act: Slot,
@@ -297,9 +297,9 @@ struct SavedQkNorm {
 
 struct SavedLayer {
     norm_1: Norm,
-    /// Where heads are normalised.
+    /// What the norm of q and k saves, if heads are normalised.
     qk_norm: Option<SavedQkNorm>,
-    /// Of the rotated q, k and v.
+    /// Attention over the rotated q and k, and v.
     attn: Attention,
     post_attn: Option<Norm>,
     norm_2: Norm,

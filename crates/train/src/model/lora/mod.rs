@@ -23,7 +23,7 @@ use crate::{Error, Result};
 pub struct Lora {
     /// r: rows of A and columns of B.
     pub rank: usize,
-    /// What the product is multiplied by, times r.
+    /// LoRA alpha: the product is scaled by alpha / r.
     pub alpha: f64,
     /// Which weights have one.
     pub targets: Targets,

@@ -25,7 +25,7 @@ pub enum Target {
 impl Target {
     /// All of them, in the order of a layer.
     pub const ALL: [Self; 7] = [Self::Q, Self::K, Self::V, Self::O, Self::Gate, Self::Up, Self::Down];
-    /// Those after the attention.
+    /// The targets after the attention.
     pub const MLP: [Self; 3] = [Self::Gate, Self::Up, Self::Down];
 
     /// The name on the command line.
@@ -103,7 +103,7 @@ impl Targets {
         self.0 & (1 << target as u8) != 0
     }
 
-    /// Those of either.
+    /// The targets of either.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)

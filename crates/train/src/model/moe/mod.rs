@@ -67,7 +67,7 @@ described! {
         window: usize = Some(0), ["sliding_window"], hf [], size(0, MAX_SIZE);
         /// The first layer with the window; those before it reach all keys.
         window_from: usize = Some(0), ["max_window_layers"], hf [], size(0, MAX_LAYERS);
-        /// Of Gemma 3: every so many-th layer reaches all keys, the others have the window; 6 where it is not given. 0 in other families.
+        /// Of Gemma 3: n, where every n-th layer reaches all keys and the others have the window; 6 if it is not given. 0 in other families.
         window_every: usize = Some(0), ["sliding_window_pattern"], hf [], size(0, MAX_SIZE);
         /// Of Gemma 3: RoPE's base in layers with the window, where it is not changed for a longer context either.
         rope_local: f64 = Some(10_000.0), ["rope_local_base_freq"], hf [], above_0;

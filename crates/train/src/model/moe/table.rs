@@ -164,7 +164,7 @@ const NAMES: Names = Names {
 /// What families call their experts.
 pub(in crate::model) const EXPERT_NAMES: [ExpertNames; 2] = [MIXTRAL_EXPERTS, QWEN_EXPERTS];
 
-/// Of a family whose layers also normalise what they add to the residual stream.
+/// The names of a family whose layers also normalise what they add to the residual stream.
 const POST_NORM_NAMES: Names = Names {
     post_attn: Some("post_attention_layernorm"),
     norm_2: "pre_feedforward_layernorm",

@@ -84,9 +84,9 @@ pub(super) enum WindowLayers {
     None,
     /// All or none of them.
     All,
-    /// Those from one of them on.
+    /// The layers from one of them on.
     Last,
-    /// All but every so many-th.
+    /// All but every n-th.
     Pattern,
 }
 

@@ -48,7 +48,7 @@ pub(super) struct EventWriter {
 }
 
 impl EventWriter {
-    /// Of a run folder; nothing is written yet.
+    /// The writer for a run's folder; nothing is written yet.
     pub fn new(run: &Path) -> Self {
         Self { folder: run.join(TENSORBOARD), out: None, begins_at: 0 }
     }

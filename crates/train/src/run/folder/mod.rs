@@ -142,7 +142,7 @@ impl RunFolder {
         self.train.len() as u64
     }
 
-    /// Where it is.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -145,7 +145,7 @@ impl Plan {
         SharedLayout::new(&parts)?.finish(folder, &parts, reports)
     }
 
-    /// Where the last checkpoint goes when the run's folder does not take it: home, temporary folder, memory.
+    /// The places for the last checkpoint if it cannot be written to the run's folder: home, temporary folder, memory.
     pub fn other_places(&self, step: u64) -> Vec<PathBuf> {
         let run = std::path::absolute(&self.run).unwrap_or_else(|_| self.run.clone());
         let name = run.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned());

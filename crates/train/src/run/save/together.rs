@@ -19,27 +19,27 @@ use std::time::Instant;
 pub(super) struct Parts {
     began: Instant,
     state: TrainerState,
-    /// Of the one that leads: the folder that all write into.
+    /// On the rank that leads, the folder that all write into; `None` on the others.
     folder: Option<NewFolder>,
     work: Work,
 }
 
 /// How a rank writes its part.
 enum Work {
-    /// By a thread, which has the copy.
+    /// A thread writes it, from a copy.
     Thread(JoinHandle<(Box<dyn HostMemory>, Result<Report>)>),
-    /// While the step waited.
+    /// It was written while the step waited.
     Done(Result<Report>),
 }
 
-/// What a rank says before all write.
+/// What a rank says before all of them write.
 #[derive(Serialize, Deserialize)]
 struct Ready {
-    /// Of the one that leads: the folder.
+    /// The folder that all write into; empty unless this rank leads.
     at: PathBuf,
-    /// Why it cannot.
+    /// Why this rank cannot write.
     error: Option<String>,
-    /// That it writes while the step waits, although it was not asked to: said once.
+    /// It writes while the step waits although it was not asked to; said once.
     waits: bool,
 }
 
@@ -239,8 +239,8 @@ impl Saver {
         let all = session.ranks().share(&[u8::from(done)])?;
         saved?;
         if all.first().is_none_or(|leader| leader != &[1]) {
-            let what = "the last checkpoint of rank 0";
-            return Err(Error::input(what, "not written", "a disk with room for it"));
+            let text = "rank 0 could not write the last checkpoint; make room on its disk";
+            return Err(Error::Unsupported(text.into()));
         }
         self.last_step = Some(state.step);
         if let Some(written) = written {

@@ -49,7 +49,7 @@ pub struct RunView {
     pub table: Table,
     /// Its `config.toml`; empty if it has none.
     pub config: toml::Table,
-    /// Where it comes from, if it says so.
+    /// Where the run comes from, if its folder says so.
     pub origin: Option<RunJson>,
     /// Samples: after how many steps, and the file.
     pub samples: Vec<(u64, PathBuf)>,
@@ -130,7 +130,7 @@ impl RunView {
             || before.5 != self.written
     }
 
-    /// Where it is.
+    /// The folder of the run.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -122,7 +122,7 @@ pub struct Table {
     pub val: Sparse,
     /// The busiest expert of all layers, in multiples of an even share.
     pub busiest: Sparse,
-    /// Of preferences.
+    /// How often the chosen text has the higher reward, if preferences are learned.
     pub reward_accuracy: Sparse,
     /// Accuracies of tasks.
     pub evals: Vec<(u64, Graded)>,

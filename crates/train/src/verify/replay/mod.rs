@@ -72,13 +72,13 @@ pub struct Replay {
     bad: BadStep,
     x: Vec<i32>,
     y: Vec<i32>,
-    /// Of packed sequences.
+    /// The positions of tokens, if sequences are packed.
     positions: Option<Vec<i32>>,
-    /// Of preferences.
+    /// Pairs and the losses of the reference, if preferences are learned.
     pairs: Option<(Vec<i32>, Vec<f32>)>,
     weights: PathBuf,
     config: ModelConfig,
-    /// Of a run with adapters.
+    /// The adapters, if the run trains some.
     adapter: Option<CheckpointAdapter>,
     precision: Precision,
     settings: Value,

@@ -31,7 +31,7 @@ pub struct ReplayReport {
     pub step: BadStep,
     /// The results of all runs.
     pub reruns: Vec<Rerun>,
-    /// Where it was not run, and why.
+    /// The runs that were left out, and why.
     pub left_out: Vec<(String, String)>,
     /// Whether the step was finite everywhere.
     pub finite: bool,
