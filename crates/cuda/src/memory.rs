@@ -91,12 +91,12 @@ fn most_at_once(sizes: &[(usize, usize)]) -> usize {
 
 /// Memory for the duration of one op, shared by all ops: they run one after the other.
 #[derive(Debug, Default)]
-pub(crate) struct Scratch {
+pub(crate) struct OpScratch {
     /// Each is larger than the one before; the last is the one in use, earlier launches may still point at the smaller ones before it.
     buffers: Vec<Buffer>,
 }
 
-impl Scratch {
+impl OpScratch {
     /// An address with at least this many bytes.
     pub fn at_least(&mut self, device: &'static Device, bytes: usize) -> Result<u64> {
         if let Some(last) = self.buffers.last().filter(|last| last.bytes() >= bytes) {

@@ -10,17 +10,17 @@ pub fn check_specs() -> Vec<Spec> {
 }
 
 /// A constant with its value, of one file.
-type Choice = (&'static str, &'static str, Value);
+type ConstantValue = (&'static str, &'static str, Value);
 
 /// As few of these specialisations as it takes for every file to be compiled with every value of each of its constants,
 /// though not with every combination of them.
 pub fn covering(specs: &[Spec]) -> Vec<Spec> {
-    let choices = |spec: &Spec| -> Vec<Choice> {
+    let choices = |spec: &Spec| -> Vec<ConstantValue> {
         // a file without constants is a choice too
         let named = spec.defines.iter().map(|&(name, value)| (spec.file, name, value));
         named.chain([(spec.file, "", Value::Number(0))]).collect()
     };
-    let mut missing: BTreeSet<Choice> = specs.iter().flat_map(choices).collect();
+    let mut missing: BTreeSet<ConstantValue> = specs.iter().flat_map(choices).collect();
     let mut chosen = BTreeSet::new();
     while !missing.is_empty() {
         let gain = |spec: &&Spec| choices(spec).iter().filter(|choice| missing.contains(choice)).count();

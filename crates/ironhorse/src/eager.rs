@@ -12,7 +12,7 @@ pub enum At<'a> {
     /// On this machine's cores, before the call returns.
     Host,
     /// On a stream of a GPU, after the call has returned.
-    Device(cuda::eager::At<'a>),
+    Device(cuda::eager::OnStream<'a>),
 }
 
 /// An eager op: a struct of [`crate::core::eager`] that both engines can run.

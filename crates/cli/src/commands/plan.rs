@@ -4,7 +4,7 @@ mod choices;
 mod cluster;
 mod disk;
 
-use self::choices::{Asked, Choice, advice, table};
+use self::choices::{Asked, PlanChoice, advice, table};
 use self::cluster::{Cluster, ClusterArgs, Workload};
 use self::disk::Disk;
 use super::workload::parameters_text;
@@ -112,7 +112,7 @@ struct PlanReport {
     flops: u64,
     disk: Disk,
     /// What each way to keep state and each level of recomputation would need, for the rest of what was asked for.
-    choices: Vec<Choice>,
+    choices: Vec<PlanChoice>,
     /// The time at the limits measured on this machine; absent if it has no engine for the precision.
     least_ms: Option<f64>,
     /// With `--gpus`: what a rank needs, and how long a step takes.

@@ -19,7 +19,7 @@ mod plan;
 pub(crate) use attention_bwd::DqSum;
 pub(crate) use attention_fwd::{Shape, Steps};
 pub(crate) use graph::{ALIGNMENT, BF16, F16, Role};
-pub(crate) use parts::{Backward, Parts};
+pub(crate) use parts::{AttentionParts, Backward};
 pub(crate) use plan::{Execution, Handle, Plan};
 
 use crate::device::{Stream, human};
@@ -66,7 +66,7 @@ pub(crate) struct Session {
     /// A refusal is kept too: all layers of a model ask the same.
     plans: HashMap<(Direction, Shape), Result<Rc<Plan>>>,
     /// The backward of each shape.
-    parts: HashMap<(DqSum, Shape), Result<Rc<Parts>>>,
+    parts: HashMap<(DqSum, Shape), Result<Rc<AttentionParts>>>,
     /// cuDNN compiles engines with NVRTC, which it looks for by name: it finds one that is open, wherever that came from.
     _nvrtc: Option<Open>,
 }
@@ -117,12 +117,12 @@ impl Session {
     }
 
     /// The backward of a shape, in parts that need little memory.
-    pub fn parts(&mut self, dq_sum: DqSum, shape: &Shape) -> Result<Rc<Parts>> {
+    pub fn parts(&mut self, dq_sum: DqSum, shape: &Shape) -> Result<Rc<AttentionParts>> {
         if let Some(known) = self.parts.get(&(dq_sum, *shape)) {
             return known.clone();
         }
         room(self.parts.len())?;
-        let parts = Parts::new(self, dq_sum, shape).map(Rc::new);
+        let parts = AttentionParts::new(self, dq_sum, shape).map(Rc::new);
         self.parts.insert((dq_sum, *shape), parts.clone());
         parts
     }

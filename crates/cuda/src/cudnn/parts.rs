@@ -30,7 +30,7 @@ pub(crate) struct Backward {
 }
 
 /// Some heads of some sequences.
-pub(crate) struct Part {
+pub(crate) struct AttentionPart {
     /// The first sequence.
     sequence: u64,
     /// The first head of keys.
@@ -40,15 +40,15 @@ pub(crate) struct Part {
 }
 
 /// A backward.
-pub(crate) struct Parts {
+pub(crate) struct AttentionParts {
     whole: Shape,
     dq_sum: DqSum,
-    pub all: Vec<Part>,
+    pub all: Vec<AttentionPart>,
     /// Bytes of scratch memory, which all parts use in turn.
     pub scratch: usize,
 }
 
-impl Parts {
+impl AttentionParts {
     /// Splits an attention so that no part needs more scratch memory than allowed: by sequences, and where one is too much
     /// by heads.
     pub(super) fn new(session: &mut Session, dq_sum: DqSum, whole: &Shape) -> Result<Self> {
@@ -56,7 +56,7 @@ impl Parts {
         let guess = |shape: &Shape| {
             let d_s = shape.heads * shape.q_len * shape.kv_len * ELEMENT as i64;
             let d_s = if dq_sum == DqSum::Fixed { d_s as usize } else { 0 };
-            Scratch::new(shape, dq_sum, d_s).total
+            PartScratch::new(shape, dq_sum, d_s).total
         };
         let sequence = Shape { batch: 1, ..*whole };
         let group = heads_of(&sequence, 1);
@@ -70,8 +70,8 @@ impl Parts {
             let mut scratch = 0;
             for (sequence, kv_head, shape) in split.shapes(whole) {
                 let plan = session.plan(Direction::Backward(dq_sum), &shape)?;
-                scratch = scratch.max(Scratch::new(&shape, dq_sum, plan.workspace).total);
-                all.push(Part { sequence, kv_head, shape, plan });
+                scratch = scratch.max(PartScratch::new(&shape, dq_sum, plan.workspace).total);
+                all.push(AttentionPart { sequence, kv_head, shape, plan });
             }
             match split.smaller(scratch, whole) {
                 Some(smaller) if scratch > MOST_SCRATCH => split = smaller,
@@ -87,13 +87,13 @@ impl Parts {
     }
 
     /// Where a part finds its tensors, and its workspace.
-    pub fn addresses(&self, part: &Part, at: &Backward, scratch: u64) -> ([(Role, u64); 11], u64) {
+    pub fn addresses(&self, part: &AttentionPart, at: &Backward, scratch: u64) -> ([(Role, u64); 11], u64) {
         let Shape { heads, kv_heads, q_len, q, k, v, out, .. } = self.whole;
         let head = part.kv_head * (heads / kv_heads) as u64;
         let skip = |base: u64, [batch, step, _]: Steps, head: u64| {
             base + (part.sequence * batch as u64 + head * step as u64) * ELEMENT
         };
-        let room = Scratch::new(&part.shape, self.dq_sum, part.plan.workspace);
+        let room = PartScratch::new(&part.shape, self.dq_sum, part.plan.workspace);
         let rows = (part.sequence * heads as u64 + head) * q_len as u64;
         let roles = [
             (Role::Q, skip(at.q, q, head)),
@@ -166,13 +166,13 @@ fn split(count: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
 }
 
 /// Where a part's scratch tensors begin.
-struct Scratch {
+struct PartScratch {
     dq_sums: usize,
     workspace: usize,
     total: usize,
 }
 
-impl Scratch {
+impl PartScratch {
     fn new(shape: &Shape, dq_sum: DqSum, workspace: usize) -> Self {
         let rows = (shape.batch * shape.heads * shape.q_len) as usize;
         let sums = if dq_sum == DqSum::AnyOrder { rows * shape.head_dim as usize * 4 } else { 0 };

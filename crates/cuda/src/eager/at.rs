@@ -11,13 +11,13 @@ use std::ffi::c_void;
 use std::sync::OnceLock;
 
 /// A stream of a GPU, whose context is current on this thread as long as this lives.
-pub struct At<'a> {
+pub struct OnStream<'a> {
     pub(super) stream: Stream,
     memory: &'a dyn Memory,
     _current: Current,
 }
 
-impl<'a> At<'a> {
+impl<'a> OnStream<'a> {
     /// On this stream (null: the default stream) of GPU `index`.
     pub fn new(index: usize, stream: *mut c_void, memory: &'a dyn Memory) -> Result<Self> {
         let device = Device::open(index)?;

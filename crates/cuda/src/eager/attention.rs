@@ -3,7 +3,7 @@
 
 use super::attention_cudnn;
 use super::layout::{aligned, lane_width, pointers};
-use super::{At, Launch};
+use super::{Launch, OnStream};
 use crate::args::{Args, Grid};
 use crate::flash::{ANY, ANY_THREADS, Group, Operands, Path, Step, blocks, wide_lanes};
 use crate::kernels::Spec;
@@ -14,7 +14,7 @@ use ironhorse_core::eager::{Array, Attention, AttentionBwd, AttentionShape, Floa
 const MOST_POSITIONS: usize = 1 << 30;
 
 impl Launch for Attention {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { q, k, v, out, lse, shape } = self;
         check(shape)?;
         if shape.batch * shape.heads * shape.q_len == 0 {
@@ -30,7 +30,7 @@ impl Launch for Attention {
 }
 
 impl Launch for AttentionBwd {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { d_out, q, k, v, out, lse, d_q, d_k, d_v, ref shape, any_order: _ } = *self;
         check(shape)?;
         let queries = shape.batch * shape.heads * shape.q_len;
@@ -111,7 +111,7 @@ impl Flash<'_> {
     }
 
     /// Puts one of the three kernels on the stream; `args` are its addresses.
-    fn launch(&self, at: &At<'_>, step: Step, args: Args) -> Result<()> {
+    fn launch(&self, at: &OnStream<'_>, step: Step, args: Args) -> Result<()> {
         let path = path(self.float, self.shape, self.aligned, at.info().shared_per_block);
         let plan = path.plan(step);
         let (heads, positions) = self.owned(step);
@@ -124,7 +124,7 @@ impl Flash<'_> {
     }
 
     /// Sums `d_out·out` per head and query.
-    fn row_sums(&self, at: &At<'_>, delta: u64, d_out: Array, out: Array) -> Result<()> {
+    fn row_sums(&self, at: &OnStream<'_>, delta: u64, d_out: Array, out: Array) -> Result<()> {
         let (heads, positions) = self.owned(Step::Fwd);
         let args = Args::new().ptr(delta).arrays([d_out, out]);
         let wide = wide_lanes(self.shape.head_dim, self.float.size()).filter(|_| self.aligned);

@@ -1,6 +1,6 @@
 //! Attention by cuDNN for eager ops: started once per GPU; plans are kept per shape and strides, for all threads.
 
-use super::At;
+use super::OnStream;
 use super::layout::address;
 use crate::cudnn::{ALIGNMENT, BF16, F16};
 use crate::cudnn::{Backward, Direction, DqSum, Execution, Lengths, Role, Session, Shape, Steps, is_refusal};
@@ -37,7 +37,7 @@ unsafe impl Send for Known {}
 static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
 
 /// Puts the forward on the stream; `false` if cuDNN is absent or does not take it: then nothing was done.
-pub(super) fn forward(at: &At<'_>, op: &Attention, aligned: bool) -> Result<bool> {
+pub(super) fn forward(at: &OnStream<'_>, op: &Attention, aligned: bool) -> Result<bool> {
     let Some(shape) = asked(&op.shape, op.q.float, aligned, op.lse) else { return Ok(false) };
     let workspace =
         with_session(at, |session| session.plan(Direction::Forward, &shape).map(|plan| plan.workspace));
@@ -61,7 +61,7 @@ pub(super) fn forward(at: &At<'_>, op: &Attention, aligned: bool) -> Result<bool
 }
 
 /// The same for the backward.
-pub(super) fn backward(at: &At<'_>, op: &AttentionBwd, aligned: bool) -> Result<bool> {
+pub(super) fn backward(at: &OnStream<'_>, op: &AttentionBwd, aligned: bool) -> Result<bool> {
     let Some(shape) = asked(&op.shape, op.q.float, aligned, op.lse) else { return Ok(false) };
     let dq_sum = if op.any_order { DqSum::AnyOrder } else { DqSum::Fixed };
     let scratch = with_session(at, |session| {
@@ -103,7 +103,7 @@ pub(super) fn backward(at: &At<'_>, op: &AttentionBwd, aligned: bool) -> Result<
 
 /// Works with cuDNN on the stream of `at`, opened now if this is its first use on that GPU. Memory is not taken inside: the
 /// caller's allocator may wait for a thread that waits for this lock.
-fn with_session<T>(at: &At<'_>, work: impl FnOnce(&mut Session) -> Result<T>) -> Result<T> {
+fn with_session<T>(at: &OnStream<'_>, work: impl FnOnce(&mut Session) -> Result<T>) -> Result<T> {
     let mut guard = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let sessions = &mut guard.get_or_insert_default().sessions;
     // The first call of a shape may be one that is recorded into a graph.
@@ -213,7 +213,7 @@ impl Room {
     }
 
     /// Its address, 0 if there are no bytes; `None` if there is no memory for it: our own kernels need next to none.
-    fn take(&self, at: &At<'_>) -> Result<Option<u64>> {
+    fn take(&self, at: &OnStream<'_>) -> Result<Option<u64>> {
         if self.bytes == 0 {
             return Ok(Some(0));
         }

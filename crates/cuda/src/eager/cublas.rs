@@ -1,7 +1,7 @@
 //! cuBLASLt for eager products: started once per GPU; descriptors and the library's first proposal are kept per shape, for
 //! all threads.
 
-use super::At;
+use super::OnStream;
 use crate::cublaslt::{Description, Epilogue, Handle, Matrix, Operands, Product, Wanted};
 use crate::ffi::cublaslt::{Found, reduction};
 use crate::{Error, Result};
@@ -43,7 +43,7 @@ pub(super) struct Plan {
 }
 
 /// The plan of a product at these addresses of A, B and C; `None` if the library is missing or has no algorithm.
-pub(super) fn find(at: &At<'_>, shape: &GemmShape, [a, b, c]: [u64; 3]) -> Result<Option<Arc<Plan>>> {
+pub(super) fn find(at: &OnStream<'_>, shape: &GemmShape, [a, b, c]: [u64; 3]) -> Result<Option<Arc<Plan>>> {
     static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
     let Some(what) = describe(shape) else { return Ok(None) };
     let align = [b, a, c].map(|address| 1 << address.trailing_zeros().min(ALIGN.trailing_zeros()));
@@ -97,7 +97,7 @@ fn describe(shape: &GemmShape) -> Option<Description> {
 
 impl Plan {
     /// Puts the product on the stream.
-    pub(super) fn enqueue(&self, at: &At<'_>, shape: &GemmShape, [a, b, c]: [u64; 3]) -> Result<()> {
+    pub(super) fn enqueue(&self, at: &OnStream<'_>, shape: &GemmShape, [a, b, c]: [u64; 3]) -> Result<()> {
         let Found { algo, workspace: workspace_bytes, .. } = self.proposal;
         let (alpha, beta, workspace) = (shape.alpha, shape.beta, at.scratch(workspace_bytes)?);
         let operands = Operands { a: b, b: a, c, d: c, alpha, beta, workspace, workspace_bytes };

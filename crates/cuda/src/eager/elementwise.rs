@@ -1,7 +1,7 @@
 //! Functions of one or two numbers, element by element.
 
 use super::layout::{THREADS, aligned, pointers};
-use super::{At, Launch};
+use super::{Launch, OnStream};
 use crate::Result;
 use crate::args::Grid;
 use crate::kernels::Spec;
@@ -15,7 +15,7 @@ fn grid(n: usize, float: Float) -> Grid {
 }
 
 impl Launch for Unary {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { op, x, y, n } = *self;
         let (name, a) = match op {
             UnaryFn::Silu => ("silu_fwd", 0.0),
@@ -33,7 +33,7 @@ impl Launch for Unary {
 }
 
 impl Launch for UnaryBwd {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { op, d_y, x, d_x, n } = *self;
         let name = match op {
             UnaryFn::Silu => "silu_bwd",
@@ -49,7 +49,7 @@ impl Launch for UnaryBwd {
 }
 
 impl Launch for Binary {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let name = match self.op {
             BinaryFn::Add => "add",
             BinaryFn::Mul => "mul",
@@ -59,7 +59,7 @@ impl Launch for Binary {
     }
 }
 
-fn two(at: &At<'_>, name: &'static str, [a, b]: [Array; 2], y: Array, n: usize) -> Result<()> {
+fn two(at: &OnStream<'_>, name: &'static str, [a, b]: [Array; 2], y: Array, n: usize) -> Result<()> {
     if n == 0 {
         return Ok(());
     }
@@ -68,7 +68,7 @@ fn two(at: &At<'_>, name: &'static str, [a, b]: [Array; 2], y: Array, n: usize) 
 }
 
 impl Launch for SwigluBwd {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { d_y, gate, up, d_gate, d_up, n } = *self;
         if n == 0 || !(d_gate.is_some() || d_up.is_some()) {
             return Ok(());

@@ -2,7 +2,7 @@
 
 use super::cublas;
 use super::layout::{address, pointers};
-use super::{At, Launch};
+use super::{Launch, OnStream};
 use crate::args::Grid;
 use crate::kernels::Spec;
 use crate::{Error, Result};
@@ -13,7 +13,7 @@ const FILE: &str = "product/eager_gemm.cu";
 const TILE: usize = 64;
 
 impl Launch for Gemm {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { a, b, c, shape } = *self;
         let n = shape.batch * shape.m * shape.n;
         if n == 0 {
@@ -35,7 +35,7 @@ impl Launch for Gemm {
     }
 }
 
-fn by_our_kernel(at: &At<'_>, gemm: &Gemm) -> Result<()> {
+fn by_our_kernel(at: &OnStream<'_>, gemm: &Gemm) -> Result<()> {
     let GemmShape { batch, m, n, k, alpha, beta, transpose_a, transpose_b } = gemm.shape;
     let blocks = batch * m.div_ceil(TILE) * n.div_ceil(TILE);
     if blocks > i32::MAX as usize {
@@ -49,7 +49,7 @@ fn by_our_kernel(at: &At<'_>, gemm: &Gemm) -> Result<()> {
 }
 
 impl Launch for GroupedGemm<'_> {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let from =
             |x: Array, elements: usize| Array { at: x.at.wrapping_byte_add(elements * x.float.size()), ..x };
         self.parts.iter().try_for_each(|part| {

@@ -1,6 +1,6 @@
 //! The trait of every eager op.
 
-use super::At;
+use super::OnStream;
 use crate::Result;
 
 /// An eager op that runs on a GPU: a struct of [`ironhorse_core::eager`].
@@ -13,5 +13,5 @@ pub trait Launch {
     ///
     /// # Errors
     /// A size the kernels cannot handle, not enough memory, or a launch that failed.
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()>;
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()>;
 }

@@ -3,7 +3,7 @@
 use super::layout::{lane_width, pointers};
 use super::rows::{Team, congruent, empty};
 use super::softmax::Form;
-use super::{At, Launch};
+use super::{Launch, OnStream};
 use crate::Result;
 use crate::args::Grid;
 use crate::kernels::Spec;
@@ -34,7 +34,7 @@ fn targets_of(targets: Targets) -> (u64, u32) {
 }
 
 impl Launch for CrossEntropy {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { logits, losses, lse, rows, ignore, .. } = *self;
         if empty(rows) {
             return at.fill_nan([losses, lse], rows.rows);
@@ -52,7 +52,7 @@ impl Launch for CrossEntropy {
 
 /// `loss` may be of any type.
 impl Launch for CrossEntropyMean {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { losses, loss, inv_count, rows, ignore, mean, .. } = *self;
         let (targets, wide) = targets_of(self.targets);
         let args = pointers([loss, inv_count, losses]).ptr(targets).u64(rows as u64).u64(ignore as u64);
@@ -63,13 +63,13 @@ impl Launch for CrossEntropyMean {
 
 /// `d_loss` may be of any type; without `inv_count` its factor is 1.
 impl Launch for CrossEntropyBwd {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         backward(at, self, 1.0)
     }
 }
 
 /// The gradient times `scale`, also for [`LogProbsBwd`], which has no `d_loss` and no `lse`.
-fn backward(at: &At<'_>, op: &CrossEntropyBwd, scale: f64) -> Result<()> {
+fn backward(at: &OnStream<'_>, op: &CrossEntropyBwd, scale: f64) -> Result<()> {
     let CrossEntropyBwd { d_loss, logits, lse, inv_count, d_logits, rows, ignore, per_row, .. } = *op;
     if empty(rows) || !d_logits.is_some() {
         return Ok(());
@@ -89,7 +89,7 @@ fn backward(at: &At<'_>, op: &CrossEntropyBwd, scale: f64) -> Result<()> {
 }
 
 impl Launch for LogProbs {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { logits, targets, loss, log_probs, rows: Rows { rows, .. } } = *self;
         if rows == 0 {
             return Ok(());
@@ -107,7 +107,7 @@ impl Launch for LogProbs {
 }
 
 impl Launch for LogProbsBwd {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { log_probs, targets, d_logits, rows, scale } = *self;
         let none = Array::none(log_probs.float.acc());
         let op = CrossEntropyBwd {

@@ -28,7 +28,7 @@ mod softmax;
 mod staging;
 
 pub use crate::device::{Stream, device_of};
-pub use at::{At, available};
+pub use at::{OnStream, available};
 pub use launch::Launch;
 pub use memory::{Memory, StreamMemory};
 pub use scale_bias_relu::gate_bytes;

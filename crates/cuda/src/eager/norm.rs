@@ -2,7 +2,7 @@
 
 use super::layout::{pointers, whole_vectors};
 use super::rows::{Team, congruent, empty};
-use super::{At, Launch};
+use super::{Launch, OnStream};
 use crate::Result;
 use crate::kernels::Spec;
 use ironhorse_core::eager::{Array, Float, LayerNorm, ResidualRmsNorm, RmsNorm, Rows};
@@ -24,7 +24,7 @@ struct Norm<'a> {
 }
 
 impl Norm<'_> {
-    fn launch(&self, at: &At<'_>) -> Result<()> {
+    fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let LayerNorm { x, weight, bias, y, mean, rstd, rows: Rows { rows, cols }, eps } = *self.op;
         if empty(self.op.rows) {
             return at.fill_nan([mean, rstd], rows);
@@ -59,7 +59,7 @@ impl Norm<'_> {
 
 /// A null `weight` is 1.
 impl Launch for RmsNorm {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { x, weight, y, rstd, rows, eps } = *self;
         let none = Array::none(x.float);
         let op = &LayerNorm { x, weight, bias: none, y, mean: none, rstd, rows, eps };
@@ -69,7 +69,7 @@ impl Launch for RmsNorm {
 
 /// The sum is rounded before it is normalised.
 impl Launch for ResidualRmsNorm {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { x, residual, weight, y, sum, rows, eps } = *self;
         let none = Array::none(x.float);
         let op = &LayerNorm { x, weight, bias: none, y, mean: none, rstd: none, rows, eps };
@@ -79,7 +79,7 @@ impl Launch for ResidualRmsNorm {
 
 /// A null `weight` is 1, a null `bias` 0.
 impl Launch for LayerNorm {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let none = Array::none(self.x.float);
         Norm { op: self, layer: true, residual: none, sum: none }.launch(at)
     }

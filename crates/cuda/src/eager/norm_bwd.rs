@@ -2,7 +2,7 @@
 
 use super::layout::{pointers, whole_vectors};
 use super::rows::{Team, congruent, empty};
-use super::{At, Launch};
+use super::{Launch, OnStream};
 use crate::Result;
 use crate::args::{Args, Grid};
 use crate::kernels::{Kernel, Spec};
@@ -45,14 +45,14 @@ impl Backward<'_> {
     }
 
     /// Memory for `count` partial rows.
-    fn partials(&self, at: &At<'_>, count: usize) -> Result<u64> {
+    fn partials(&self, at: &OnStream<'_>, count: usize) -> Result<u64> {
         if !self.wants_sums() {
             return Ok(0);
         }
         at.scratch(count * self.columns() * self.op.x.float.acc().size())
     }
 
-    fn launch(&self, at: &At<'_>) -> Result<()> {
+    fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let LayerNormBwd { d_y, x, weight, d_x, d_weight, d_bias, rows: Rows { rows, cols }, .. } = *self.op;
         if empty(self.op.rows) {
             return at.fill_zero([d_weight, d_bias], cols); // sums over no rows
@@ -85,7 +85,7 @@ impl Backward<'_> {
     }
 
     /// Rows of any width: one kernel for d_x, another for the sums.
-    fn wide(&self, at: &At<'_>) -> Result<()> {
+    fn wide(&self, at: &OnStream<'_>) -> Result<()> {
         let LayerNormBwd { d_y, x, mean, rstd, d_x, rows: Rows { rows, cols }, .. } = *self.op;
         let vector = congruent(&[d_y, x, d_x]);
         if d_x.is_some() {
@@ -104,7 +104,7 @@ impl Backward<'_> {
         self.sums(at, partials, chunks)
     }
 
-    fn sums(&self, at: &At<'_>, partials: u64, count: usize) -> Result<()> {
+    fn sums(&self, at: &OnStream<'_>, partials: u64, count: usize) -> Result<()> {
         if !self.wants_sums() {
             return Ok(());
         }
@@ -116,7 +116,7 @@ impl Backward<'_> {
 
 /// A null `weight` is 1.
 impl Launch for RmsNormBwd {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { d_y, x, weight, rstd, d_x, d_weight, rows } = *self;
         let none = Array::none(x.float);
         let op = &LayerNormBwd { d_y, x, weight, mean: none, rstd, d_x, d_weight, d_bias: none, rows };
@@ -126,7 +126,7 @@ impl Launch for RmsNormBwd {
 
 /// A null `weight` is 1.
 impl Launch for LayerNormBwd {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         Backward { op: self, layer: true }.launch(at)
     }
 }

@@ -1,7 +1,7 @@
 //! AdamW and the clipping of gradients, f32.
 
 use super::layout::{THREADS, aligned, pointers};
-use super::{At, Launch};
+use super::{Launch, OnStream};
 use crate::Result;
 use crate::args::{Args, Grid};
 use crate::kernels::Spec;
@@ -20,7 +20,7 @@ fn grid(n: usize) -> Grid {
 }
 
 impl Launch for AdamWStep {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         if self.n == 0 {
             return Ok(());
         }
@@ -43,14 +43,14 @@ impl Launch for AdamWStep {
 }
 
 impl Launch for ZeroGrad {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         at.fill_zero([Array::f32_mut(self.grad)], self.n)
     }
 }
 
 /// The factor is clip / (total_norm + 1e-6); a norm that is NaN makes all of the gradient NaN.
 impl Launch for GradClip {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { grad, total_norm, clip, n } = *self;
         let kernel = |name| Spec::new(FILE).kernel(name);
         let blocks = n.div_ceil(NORM_THREADS as usize * EACH).min(PARTS);

@@ -1,7 +1,7 @@
 //! Rotary position embedding, by tables of cosines and sines or by a table of angles.
 
 use super::layout::{Columns, THREADS, aligned, lane_width, pointers};
-use super::{At, Launch};
+use super::{Launch, OnStream};
 use crate::args::{Args, Grid};
 use crate::kernels::Spec;
 use crate::{Error, Result};
@@ -21,7 +21,7 @@ fn small(name: &str, size: usize) -> Result<u32> {
 }
 
 impl Launch for Rope {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         rotate(at, self, None)
     }
 }
@@ -30,7 +30,7 @@ impl Launch for Rope {
 type Second = (Array, Array, usize);
 
 /// Rotates one tensor, or two of them in one launch.
-fn rotate(at: &At<'_>, op: &Rope, second: Option<Second>) -> Result<()> {
+fn rotate(at: &OnStream<'_>, op: &Rope, second: Option<Second>) -> Result<()> {
     let Rope { x, cos, sin, y, shape, back } = *op;
     let (x2, y2, heads2) = second.unwrap_or((x, y, 0));
     let (tokens, half, heads) = (shape.batch * shape.seq, shape.head_dim / 2, shape.heads + heads2);
@@ -62,7 +62,7 @@ fn rotate(at: &At<'_>, op: &Rope, second: Option<Second>) -> Result<()> {
 }
 
 /// Rotates one tensor, or two of them, by a table of angles.
-fn rotate_by_angles(at: &At<'_>, op: &RopeAngles, second: Option<Second>) -> Result<()> {
+fn rotate_by_angles(at: &OnStream<'_>, op: &RopeAngles, second: Option<Second>) -> Result<()> {
     let RopeAngles { x, angles, y, offset, shape } = *op;
     let half = shape.head_dim / 2;
     let n = shape.seq * half;
@@ -81,19 +81,19 @@ fn rotate_by_angles(at: &At<'_>, op: &RopeAngles, second: Option<Second>) -> Res
 }
 
 impl Launch for RopeAngles {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         rotate_by_angles(at, self, None)
     }
 }
 
 impl Launch for RopeQk {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         rotate_by_angles(at, &self.q, Some((self.k.x, self.k.y, self.k.shape.heads)))
     }
 }
 
 impl Launch for RopeFreqs {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { freqs, positions, head_dim, base } = *self;
         let half = head_dim / 2;
         if positions * half == 0 {

@@ -2,7 +2,7 @@
 
 use super::layout::pointers;
 use super::rows::{Team, empty};
-use super::{At, Launch};
+use super::{Launch, OnStream};
 use crate::Result;
 use crate::args::{Args, Grid};
 use crate::kernels::{Kernel, Spec};
@@ -14,7 +14,7 @@ fn kernel(name: &'static str) -> Kernel {
 
 /// NaN comes before all numbers.
 impl Launch for SoftmaxTopk {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { x, weights, indices, rows, k } = *self;
         if empty(rows) || k == 0 {
             return Ok(());
@@ -28,7 +28,7 @@ impl Launch for SoftmaxTopk {
 
 /// An expert that is out of range is not counted; one that a token chose twice counts once.
 impl Launch for AuxLoss {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { probs, chosen, loss, fractions, means, tokens, experts, k, alpha } = *self;
         if tokens == 0 || experts == 0 {
             return Ok(());

@@ -1,7 +1,7 @@
 //! Choosing one column of each row of logits.
 
 use super::rows::{Team, empty};
-use super::{At, Launch};
+use super::{Launch, OnStream};
 use crate::Result;
 use crate::args::{Args, Grid};
 use crate::kernels::Spec;
@@ -10,7 +10,7 @@ use ironhorse_core::eager::{Argmax, Float, Sample};
 const FILE: &str = "sampling/eager.cu";
 
 impl Launch for Argmax {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { logits, out, rows } = *self;
         if empty(rows) {
             return Ok(());
@@ -22,7 +22,7 @@ impl Launch for Argmax {
 }
 
 impl Launch for Sample {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let rows = self.rows;
         if empty(rows) {
             return Ok(());

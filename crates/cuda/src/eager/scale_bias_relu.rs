@@ -1,7 +1,7 @@
 //! relu(x scale + bias) of the rows of a matrix.
 
 use super::layout::{Columns, address, lane_width, pointers, whole_vectors};
-use super::{At, Launch};
+use super::{Launch, OnStream};
 use crate::args::Grid;
 use crate::kernels::Spec;
 use crate::{Error, Result};
@@ -30,7 +30,7 @@ pub fn gate_bytes(arrays: &[Array], rows: Rows, float: Float) -> usize {
 
 /// NaN stays NaN.
 impl Launch for ScaleBiasRelu {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { x, bias, y, gate, rows, scale } = *self;
         if rows.elements() == 0 {
             return Ok(());
@@ -54,7 +54,7 @@ fn groups(rows: usize, columns: Columns) -> (usize, usize) {
 }
 
 impl Launch for ScaleBiasReluBwd {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { d_y, expanded, gate, d_x, d_bias, rows, scale } = *self;
         if rows.elements() == 0 {
             return at.fill_zero([d_bias], rows.cols);

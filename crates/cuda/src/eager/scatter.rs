@@ -1,7 +1,7 @@
 //! The gradient of an embedding table, f32.
 
 use super::layout::{THREADS, whole_vectors};
-use super::{At, Launch};
+use super::{Launch, OnStream};
 use crate::args::{Args, Grid};
 use crate::kernels::Spec;
 use crate::scalars::FAULT_BYTES;
@@ -17,7 +17,7 @@ const FEW_INDICES: usize = 512;
 /// Repeatable: up to 512 indices are added in their order, more of them in windows of 32 of each index. Indices that are not
 /// in 0..table_rows are skipped; without `table_rows` only negative ones are.
 impl Launch for ScatterAdd {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { rows, indices, table, n, width, table_rows } = *self;
         if n == 0 || width == 0 {
             return Ok(());

@@ -2,7 +2,7 @@
 
 use super::layout::{pointers, whole_vectors};
 use super::rows::{Team, congruent, empty};
-use super::{At, Launch};
+use super::{Launch, OnStream};
 use crate::Result;
 use crate::args::Args;
 use crate::kernels::Spec;
@@ -32,7 +32,7 @@ impl Form {
     }
 
     /// The threads that hold a row of `x`, if they can.
-    fn team(self, at: &At<'_>, x: Array, cols: usize) -> Option<Team> {
+    fn team(self, at: &OnStream<'_>, x: Array, cols: usize) -> Option<Team> {
         let edges = !whole_vectors(&[x], cols, x.float);
         // `THREADS` of loss/softmax.cu; fewer of the newest GPUs, where the kernels need more registers.
         let wide = if at.info().compute.0 >= 10 { 768 } else { 1024 };
@@ -44,7 +44,7 @@ impl Form {
     }
 
     /// Launches for `arrays`, which all have these rows; `args` are the addresses.
-    pub fn launch(self, at: &At<'_>, arrays: &[Array], rows: Rows, args: Args) -> Result<()> {
+    pub fn launch(self, at: &OnStream<'_>, arrays: &[Array], rows: Rows, args: Args) -> Result<()> {
         let (x, vector) = (arrays[0], congruent(arrays));
         let ([held, any], args) = (self.names(), args.u64(rows.rows as u64));
         match self.team(at, x, rows.cols).filter(|_| vector) {
@@ -63,7 +63,7 @@ impl Form {
 
 /// As in PyTorch, a row with NaN or +inf, or of -inf alone, becomes NaN.
 impl Launch for Softmax {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { x, y, rows } = *self;
         if empty(rows) {
             return Ok(());
@@ -73,7 +73,7 @@ impl Launch for Softmax {
 }
 
 impl Launch for SoftmaxBwd {
-    unsafe fn launch(&self, at: &At<'_>) -> Result<()> {
+    unsafe fn launch(&self, at: &OnStream<'_>) -> Result<()> {
         let Self { d_y, y, d_x, rows } = *self;
         if empty(rows) || !d_x.is_some() {
             return Ok(());

@@ -5,7 +5,7 @@ use crate::args::Args;
 use crate::device::{Buffer, Stream};
 use crate::launch::Launch;
 use crate::measure::{self, fill_with_noise, full_grid, mean_ms};
-use crate::memory::{Counters, Memory, Scratch};
+use crate::memory::{Counters, Memory, OpScratch};
 use crate::op::Lower;
 use crate::squares::Squares;
 use crate::{Error, Result};
@@ -75,7 +75,7 @@ impl CudaEngine {
             Error::OutOfMemory(format!("{} has too little memory free to measure", self.device.info.name))
         })?;
         let (program, [inp, weight]) = product(side, dtype)?;
-        let (mut memory, mut scratch) = (Memory::default(), Scratch::default());
+        let (mut memory, mut scratch) = (Memory::default(), OpScratch::default());
         memory.grow(self.device, &self.stream, program.layout())?;
         for slot in [inp, weight] {
             fill_with_noise(&self.stream, memory.address(slot)?, slot.bytes())?;

@@ -16,7 +16,7 @@ mod profile;
 pub(crate) use lowered::{Lowered, Streams};
 
 use crate::device::{Buffer, Device, Event, Pinned, Stream, human};
-use crate::memory::{Memory, Scratch};
+use crate::memory::{Memory, OpScratch};
 use crate::op::sample::{Row, sample};
 use crate::op::{self, Libraries, Lower, Partials};
 use crate::scalars::{FAULT_BYTES, SCALAR_BYTES, fault_text, scalar_block};
@@ -43,7 +43,7 @@ pub struct CudaEngine {
     // Launches hold functions, buffers and library handles: they go before what they point into.
     pub(crate) lowered: HashMap<Key, Lowered>,
     pub(crate) libraries: Libraries,
-    pub(crate) scratch: Scratch,
+    pub(crate) scratch: OpScratch,
     squares: Squares,
     pub(crate) memory: Memory,
     pub(crate) scalars: Buffer,
@@ -55,7 +55,7 @@ pub struct CudaEngine {
     /// The stream of what ranks exchange, where there are several and they exchange beside what they compute; and memory for
     /// ops there.
     exchange: Option<Stream>,
-    exchange_scratch: Scratch,
+    exchange_scratch: OpScratch,
     pub(crate) device: &'static Device,
 }
 
@@ -109,7 +109,7 @@ impl CudaEngine {
             },
             lowered: HashMap::new(),
             libraries: Libraries::new(cache),
-            scratch: Scratch::default(),
+            scratch: OpScratch::default(),
             squares: Squares::default(),
             memory: Memory::default(),
             scalars: Buffer::new(device, SCALAR_BYTES)?,
@@ -119,7 +119,7 @@ impl CudaEngine {
             results: Results { ring, next: 0 },
             stream,
             exchange: None,
-            exchange_scratch: Scratch::default(),
+            exchange_scratch: OpScratch::default(),
             device,
             settings,
         })

@@ -3,7 +3,7 @@
 //! library's algorithms.
 
 use super::column_sums::Step;
-use super::{At, Extra, Problem};
+use super::{Addresses, Extra, Problem};
 use crate::args::{Args, Grid};
 use crate::device::{Device, Matrix};
 use crate::kernels::Spec;
@@ -83,7 +83,7 @@ pub(crate) fn partial_bytes(problem: &Problem) -> usize {
 pub(crate) fn gelu_product(
     device: &'static Device,
     problem: &Problem,
-    at: &At,
+    at: &Addresses,
     partials: u64,
 ) -> Result<Step> {
     let Problem { m, n, k, extra, .. } = *problem;
@@ -119,9 +119,10 @@ mod tests {
 
     #[test]
     fn whole_tiles_in_bf16_on_hopper_are_taken() {
-        let at = At { a: 64, b: 64, d: 64, bias: 64, aux: 64, ..At::default() };
+        let at = Addresses { a: 64, b: 64, d: 64, bias: 64, aux: 64, ..Addresses::default() };
         let hopper = device((9, 0));
-        let forward = |sizes: Sizes, at: &At| Problem::forward(&sizes, at).extra(Extra::Gelu { bias: true });
+        let forward =
+            |sizes: Sizes, at: &Addresses| Problem::forward(&sizes, at).extra(Extra::Gelu { bias: true });
         let backward = |sizes: Sizes| Problem::input_gradient(&sizes, &at).extra(Extra::GeluGrad);
         assert!(takes(&hopper, &forward(LAYER, &at)));
         // the second layer of the block: its input has 3072 columns
@@ -131,7 +132,7 @@ mod tests {
         assert!(!takes(&hopper, &backward(Sizes { oc: 760, ..second })), "terms");
         assert!(!takes(&hopper, &forward(Sizes { rows: 65500, ..LAYER }, &at)), "rows");
         assert!(!takes(&hopper, &forward(Sizes { rows: 0, ..LAYER }, &at)));
-        assert!(!takes(&hopper, &forward(LAYER, &At { aux: 8, ..at })), "alignment");
+        assert!(!takes(&hopper, &forward(LAYER, &Addresses { aux: 8, ..at })), "alignment");
         assert!(!takes(&hopper, &Problem::forward(&LAYER, &at)), "no GELU");
         assert!(!takes(&hopper, &forward(Sizes { output: DType::F32, ..LAYER }, &at)));
         for other in [(8, 0), (8, 9), (10, 0), (12, 0)] {
@@ -141,11 +142,11 @@ mod tests {
 
     #[test]
     fn the_derivative_leaves_a_row_of_sums_for_each_row_of_tiles() {
-        let problem = Problem::input_gradient(&Sizes { ic: 3072, oc: 768, ..LAYER }, &At::default());
+        let problem = Problem::input_gradient(&Sizes { ic: 3072, oc: 768, ..LAYER }, &Addresses::default());
         let problem = problem.extra(Extra::GeluGrad);
         assert_eq!((partial_rows(&problem), partial_bytes(&problem)), (512, 512 * 3072 * 4));
         assert_eq!(
-            partial_bytes(&Problem::forward(&LAYER, &At::default()).extra(Extra::Gelu { bias: true })),
+            partial_bytes(&Problem::forward(&LAYER, &Addresses::default()).extra(Extra::Gelu { bias: true })),
             0
         );
     }

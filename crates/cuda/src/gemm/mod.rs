@@ -17,7 +17,7 @@ mod store;
 
 pub(crate) use column_sums::{ColumnSums, Step, spec};
 pub(crate) use gelu::{gelu_product, partial_bytes, partial_rows};
-pub(crate) use problem::{At, Extra, Problem, Sizes};
+pub(crate) use problem::{Addresses, Extra, Problem, Sizes};
 pub(crate) use search::{Bench, workspace_limit};
 pub(crate) use split::{split_product, splits};
 
@@ -30,7 +30,7 @@ use gelu::Wish;
 use search::{By, Others};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Once};
-use store::{Candidate, Choice, Fastest, Given, Place};
+use store::{Candidate, ChosenAlgorithm, Fastest, GivenAlgorithms, Place};
 
 /// Every specialisation in use.
 pub(crate) fn specs() -> Vec<crate::kernels::Spec> {
@@ -50,9 +50,9 @@ pub(crate) struct Gemms {
     place: Place,
     cache: Cache,
     /// Those of another run.
-    given: Given,
+    given: GivenAlgorithms,
     /// `None`: the library has no algorithm.
-    plans: HashMap<Problem, Option<Choice>>,
+    plans: HashMap<Problem, Option<ChosenAlgorithm>>,
 }
 
 impl Gemms {
@@ -61,7 +61,8 @@ impl Gemms {
         let handle = Handle::new(device)?;
         let place = Place::new(&device.info, handle.version());
         let plans = HashMap::new();
-        let mut gemms = Self { handle, place, cache: cache.clone(), given: Given::default(), plans };
+        let mut gemms =
+            Self { handle, place, cache: cache.clone(), given: GivenAlgorithms::default(), plans };
         gemms.give(given);
         Ok(gemms)
     }
@@ -82,7 +83,12 @@ impl Gemms {
 
     /// A product at these addresses, with the best algorithm there is. `None` if the library has none, or if a simpler
     /// product and a kernel for the rest are faster.
-    pub fn prepare(&mut self, bench: &mut Bench<'_>, problem: &Problem, at: &At) -> Result<Option<Prepared>> {
+    pub fn prepare(
+        &mut self,
+        bench: &mut Bench<'_>,
+        problem: &Problem,
+        at: &Addresses,
+    ) -> Result<Option<Prepared>> {
         let Some(choice) = self.choose(bench, problem, at)? else { return Ok(None) };
         let own = gelu::wish(&bench.device.info, problem) != Wish::Library;
         if choice.fastest(own) != Fastest::Library {
@@ -90,7 +96,7 @@ impl Gemms {
         }
         let product = Product::new(&self.handle, &problem.describe(at))?;
         let beta = if problem.adds { 1.0 } else { 0.0 };
-        let At { a, b, d, c, .. } = *at;
+        let Addresses { a, b, d, c, .. } = *at;
         let c = if c == 0 { d } else { c };
         let workspace_bytes = choice.best.workspace;
         let at = Operands { a, b, c, d, alpha: 1.0, beta, workspace: 0, workspace_bytes };
@@ -98,7 +104,7 @@ impl Gemms {
     }
 
     /// Whether our own kernel computes this product ([`gelu_product`]).
-    pub fn is_own(&mut self, bench: &mut Bench<'_>, problem: &Problem, at: &At) -> Result<bool> {
+    pub fn is_own(&mut self, bench: &mut Bench<'_>, problem: &Problem, at: &Addresses) -> Result<bool> {
         Ok(match gelu::wish(&bench.device.info, problem) {
             Wish::Library => false,
             Wish::Own => true,
@@ -109,7 +115,12 @@ impl Gemms {
     }
 
     /// The best algorithm: remembered, handed in, stored, or searched for.
-    fn choose(&mut self, bench: &mut Bench<'_>, problem: &Problem, at: &At) -> Result<Option<Choice>> {
+    fn choose(
+        &mut self,
+        bench: &mut Bench<'_>,
+        problem: &Problem,
+        at: &Addresses,
+    ) -> Result<Option<ChosenAlgorithm>> {
         if let Some(known) = self.plans.get(problem) {
             return Ok(known.clone());
         }
@@ -122,7 +133,7 @@ impl Gemms {
     }
 
     /// The choice that was handed in, else the stored one, if the library takes it. What was handed in is stored too.
-    fn known(&self, bench: &Bench<'_>, problem: &Problem, at: &At) -> Result<Option<Choice>> {
+    fn known(&self, bench: &Bench<'_>, problem: &Problem, at: &Addresses) -> Result<Option<ChosenAlgorithm>> {
         let stored = self.place.read(&self.cache, problem);
         if let Some(given) = self.given.get(&self.place, problem)
             && let Some(choice) = self.accepted(bench, problem, at, given.clone())?
@@ -140,9 +151,9 @@ impl Gemms {
         &self,
         bench: &Bench<'_>,
         problem: &Problem,
-        at: &At,
-        mut choice: Choice,
-    ) -> Result<Option<Choice>> {
+        at: &Addresses,
+        mut choice: ChosenAlgorithm,
+    ) -> Result<Option<ChosenAlgorithm>> {
         let product = Product::new(&self.handle, &problem.describe(at))?;
         let limit = workspace_limit(bench.device);
         match product.accepts(&choice.best.algo).filter(|&bytes| bytes <= limit) {
@@ -159,7 +170,12 @@ impl Gemms {
         }
     }
 
-    fn search(&mut self, bench: &mut Bench<'_>, problem: &Problem, at: &At) -> Result<Option<Choice>> {
+    fn search(
+        &mut self,
+        bench: &mut Bench<'_>,
+        problem: &Problem,
+        at: &Addresses,
+    ) -> Result<Option<ChosenAlgorithm>> {
         let start = std::time::Instant::now();
         let by = if self.cache.keeps() { By::Time } else { By::Order };
         let Some(mut choice) = search::search(bench, &self.handle, problem, at, by)? else {
@@ -204,18 +220,18 @@ impl Gemms {
         &mut self,
         bench: &mut Bench<'_>,
         problem: &Problem,
-        at: &At,
+        at: &Addresses,
     ) -> Result<Option<(Problem, Candidate)>> {
         let Some(extra) = problem.extra.plainer() else { return Ok(None) };
         let plain = problem.extra(extra);
-        let at = At { aux: 0, bias: if extra == Extra::Bias { at.bias } else { 0 }, ..*at };
+        let at = Addresses { aux: 0, bias: if extra == Extra::Bias { at.bias } else { 0 }, ..*at };
         let choice = self.choose(bench, &plain, &at)?;
         Ok(choice.filter(|choice| choice.best.ms.is_some()).map(|choice| (plain, choice.best)))
     }
 }
 
 /// Whether a choice is kept for later runs: the others depend on the library's version alone.
-fn is_stored(problem: &Problem, choice: &Choice) -> bool {
+fn is_stored(problem: &Problem, choice: &ChosenAlgorithm) -> bool {
     choice.best.ms.is_some() || problem.flops() >= STORED
 }
 

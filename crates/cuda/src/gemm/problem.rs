@@ -68,7 +68,7 @@ pub(crate) struct Problem {
     /// Whether sums of 8-bit products may keep fewer bits.
     pub fast_sums: bool,
     pub extra: Extra,
-    /// Whether D is added to, or another matrix of its size in its place ([`At::c`]).
+    /// Whether D is added to, or another matrix of its size in its place ([`Addresses::c`]).
     pub adds: bool,
     /// How many such products, of matrices one after the other.
     pub batch: usize,
@@ -84,7 +84,7 @@ pub(crate) const ALIGN: u32 = 64;
 
 /// Addresses of a product.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct At {
+pub(crate) struct Addresses {
     pub a: u64,
     pub b: u64,
     pub d: u64,
@@ -98,7 +98,7 @@ pub(crate) struct At {
     pub scales: [u64; 2],
 }
 
-impl At {
+impl Addresses {
     /// What these addresses are multiples of.
     fn align(&self) -> [u32; 4] {
         [self.a, self.b, self.d | self.c, self.bias | self.aux].map(|address| {
@@ -124,7 +124,7 @@ pub(crate) struct Sizes {
 }
 
 impl Problem {
-    fn new(sizes: &Sizes, [m, n, k]: [usize; 3], transposed: [bool; 2], at: &At) -> Self {
+    fn new(sizes: &Sizes, [m, n, k]: [usize; 3], transposed: [bool; 2], at: &Addresses) -> Self {
         let Sizes { inputs, output, tf32, .. } = *sizes;
         let tf32 = tf32 && inputs == DType::F32;
         let (extra, align) = (Extra::None, at.align());
@@ -135,28 +135,28 @@ impl Problem {
 
     /// out (M,N) = a (M,K) · b (N,K)ᵀ of 8-bit numbers, the one form that GPUs have; A is b, B is a. `sizes` are those of
     /// the rows of a.
-    pub fn fp8(sizes: &Sizes, of_a: DType, fast_sums: bool, at: &At) -> Self {
+    pub fn fp8(sizes: &Sizes, of_a: DType, fast_sums: bool, at: &Addresses) -> Self {
         let inputs_b = Some(of_a).filter(|of_a| *of_a != sizes.inputs);
         Self { inputs_b, fast_sums, ..Self::forward(sizes, at) }
     }
 
     /// out (rows,OC) = inp (rows,C) · weight (OC,C)ᵀ; A is the weight, B the input.
-    pub fn forward(sizes: &Sizes, at: &At) -> Self {
+    pub fn forward(sizes: &Sizes, at: &Addresses) -> Self {
         Self::new(sizes, [sizes.oc, sizes.rows, sizes.ic], [true, false], at)
     }
 
     /// d_inp (rows,C) = d_out (rows,OC) · weight (OC,C); A is the weight, B the output's gradient.
-    pub fn input_gradient(sizes: &Sizes, at: &At) -> Self {
+    pub fn input_gradient(sizes: &Sizes, at: &Addresses) -> Self {
         Self::new(sizes, [sizes.ic, sizes.rows, sizes.oc], [false, false], at)
     }
 
     /// d_weight (OC,C) = d_out (rows,OC)ᵀ · inp (rows,C); A is the input, B the output's gradient.
-    pub fn weight_gradient(sizes: &Sizes, at: &At) -> Self {
+    pub fn weight_gradient(sizes: &Sizes, at: &Addresses) -> Self {
         Self::new(sizes, [sizes.ic, sizes.oc, sizes.rows], [false, true], at)
     }
 
     /// out (M,N) = op(a) · op(b) of a batch of row-major matrices, where `op` transposes or does nothing; A is b, B is a.
-    pub fn matmul(sizes: &Sizes, batch: usize, [of_a, of_b]: [bool; 2], at: &At) -> Self {
+    pub fn matmul(sizes: &Sizes, batch: usize, [of_a, of_b]: [bool; 2], at: &Addresses) -> Self {
         let Sizes { rows, ic, oc, .. } = *sizes;
         Self { batch, ..Self::new(sizes, [oc, rows, ic], [of_b, of_a], at) }
     }
@@ -207,7 +207,7 @@ impl Problem {
     }
 
     /// The library's description of it.
-    pub fn describe(&self, at: &At) -> Description {
+    pub fn describe(&self, at: &Addresses) -> Description {
         let epilogue = Epilogue { code: self.extra.code(), bias: at.bias, aux: at.aux };
         let Self { transposed, tf32, .. } = *self;
         let batch = i32::try_from(self.batch).unwrap_or(i32::MAX);
@@ -323,7 +323,7 @@ mod tests {
         let Sizes { rows, ic, oc, .. } = SIZES;
         let count = |n: usize| (0..n).map(|i| (i * i % 7) as f32 - 2.0).collect::<Vec<_>>();
         let (inp, weight, d_out) = (count(rows * ic), count(oc * ic), count(rows * oc));
-        let none = At::default();
+        let none = Addresses::default();
 
         let forward = Problem::forward(&SIZES, &none);
         let got = run(&forward, &weight, &inp);
@@ -360,7 +360,7 @@ mod tests {
         let count = |n: usize| (0..n).map(|i| (i * i % 7) as f32 - 2.0).collect::<Vec<_>>();
         let (a, b) = (count(rows * ic), count(ic * oc));
         for transposed in [[false, false], [false, true], [true, false]] {
-            let problem = Problem::matmul(&SIZES, 3, transposed, &At::default());
+            let problem = Problem::matmul(&SIZES, 3, transposed, &Addresses::default());
             let got = run(&problem, &b, &a);
             assert_eq!(got, run_strides(&problem, &b, &a));
             let of_a = |r: usize, k: usize| if transposed[0] { a[k * rows + r] } else { a[r * ic + k] };
@@ -378,7 +378,7 @@ mod tests {
         let Sizes { rows, ic, oc, .. } = SIZES;
         let count = |n: usize| (0..n).map(|i| (i * i % 7) as f32 - 2.0).collect::<Vec<_>>();
         let (a, b) = (count(rows * 8), count(oc * 9));
-        let plain = Problem::matmul(&SIZES, 1, [false, true], &At::default());
+        let plain = Problem::matmul(&SIZES, 1, [false, true], &Addresses::default());
         assert!(!plain.is_strided() && !plain.to_string().contains("ld"));
         let problem = plain.strided([9, 8, oc + 2]);
         assert!(problem.is_strided() && problem.to_string().contains(" ld [9, 8, 6]"), "{problem}");
@@ -391,27 +391,27 @@ mod tests {
 
     #[test]
     fn alignment_counts_only_up_to_what_slots_promise() {
-        let at = |a| At { a, b: 0x1000, d: 0x40, ..At::default() };
+        let at = |a| Addresses { a, b: 0x1000, d: 0x40, ..Addresses::default() };
         assert_eq!(at(0x7000).align(), [64; 4]);
         assert_eq!(at(0x7008).align(), [8, 64, 64, 64]);
     }
 
     #[test]
     fn texts_name_everything() {
-        let at = At { a: 64, b: 64, d: 64, ..At::default() };
+        let at = Addresses { a: 64, b: 64, d: 64, ..Addresses::default() };
         let sizes = Sizes { inputs: DType::BF16, tf32: true, ..SIZES };
         let p = Problem::forward(&sizes, &at);
         assert_eq!(p.to_string(), format!("4x5x3 TN {}->{}", DType::BF16, DType::F32));
-        let p = Problem::weight_gradient(&Sizes { tf32: true, ..SIZES }, &At { a: 8, ..at });
+        let p = Problem::weight_gradient(&Sizes { tf32: true, ..SIZES }, &Addresses { a: 8, ..at });
         let p = p.extra(Extra::BiasGrad).adds(true);
         assert!(p.to_string().ends_with(" tf32 +bias_grad adds align [8, 64, 64, 64]"), "{p}");
     }
 
     #[test]
     fn gelu_needs_an_aligned_side_matrix() {
-        let p = Problem::forward(&SIZES, &At::default());
+        let p = Problem::forward(&SIZES, &Addresses::default());
         assert!(p.is_askable() && p.extra(Extra::Bias).is_askable());
         assert!(!p.extra(Extra::Gelu { bias: true }).is_askable());
-        assert!(!Problem::forward(&Sizes { ic: 0, ..SIZES }, &At::default()).is_askable());
+        assert!(!Problem::forward(&Sizes { ic: 0, ..SIZES }, &Addresses::default()).is_askable());
     }
 }

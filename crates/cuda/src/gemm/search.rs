@@ -5,8 +5,8 @@
 use super::column_sums::{ColumnSums, Step};
 use super::gelu::{gelu_product, partial_bytes};
 use super::load::{Load, Turn, under_load};
-use super::problem::{ALIGN, At, Extra, Problem, bytes_of};
-use super::store::{Candidate, Choice};
+use super::problem::{ALIGN, Addresses, Extra, Problem, bytes_of};
+use super::store::{Candidate, ChosenAlgorithm};
 use crate::args::Args;
 use crate::cublaslt::{Handle, Operands, Product, Wanted};
 use crate::device::{Buffer, Device, Pinned, Stream};
@@ -40,7 +40,7 @@ pub(crate) struct Bench<'a> {
 struct Arena {
     /// Held for its memory.
     _buffer: Buffer,
-    at: At,
+    at: Addresses,
     workspace: u64,
     /// Two sums of what a product wrote.
     sums: u64,
@@ -122,14 +122,14 @@ pub(crate) fn search(
     bench: &mut Bench<'_>,
     handle: &Arc<Handle>,
     problem: &Problem,
-    at: &At,
+    at: &Addresses,
     by: By,
-) -> Result<Option<Choice>> {
+) -> Result<Option<ChosenAlgorithm>> {
     let limit = workspace_limit(bench.device);
     let product = Product::new(handle, &problem.describe(at))?;
     let mut found = product.propose(&wanted(problem, limit))?;
     let Some(&first) = found.first() else { return Ok(None) };
-    let unmeasured = Choice {
+    let unmeasured = ChosenAlgorithm {
         best: candidate(&first, None),
         others: vec![],
         first_ms: None,
@@ -156,7 +156,7 @@ pub(crate) fn search(
         }
         tracing::info!("{problem}: an algorithm is not deterministic; using the next one");
     };
-    Ok(best.map(|best| Choice {
+    Ok(best.map(|best| ChosenAlgorithm {
         best,
         others: timed.take(3).collect(),
         first_ms,
@@ -209,8 +209,8 @@ impl Bench<'_> {
         &mut self,
         handle: &Arc<Handle>,
         problem: &Problem,
-        at: &At,
-        choice: &mut Choice,
+        at: &Addresses,
+        choice: &mut ChosenAlgorithm,
         others: &Others,
     ) -> Result<()> {
         let limit = workspace_limit(self.device);
@@ -266,8 +266,12 @@ impl Bench<'_> {
     ) -> Result<Vec<Work>> {
         let has_aux = matches!(problem.extra, Extra::Gelu { .. } | Extra::GeluGrad);
         let has_bias = !matches!(problem.extra, Extra::None | Extra::GeluGrad);
-        let At { aux, bias, .. } = arena.at;
-        let at = At { aux: if has_aux { aux } else { 0 }, bias: if has_bias { bias } else { 0 }, ..arena.at };
+        let Addresses { aux, bias, .. } = arena.at;
+        let at = Addresses {
+            aux: if has_aux { aux } else { 0 },
+            bias: if has_bias { bias } else { 0 },
+            ..arena.at
+        };
         let product = Product::new(handle, &problem.describe(&at))?;
         Ok(vec![Work::Product { product, algo: best.algo, at: operands(problem, best.workspace, arena) }])
     }
@@ -330,7 +334,7 @@ impl Bench<'_> {
 
     /// Memory for all matrices with noise in it. Where that is too much, A and B are read where they are; `None` where
     /// not even the result fits.
-    fn arena(&mut self, problem: &Problem, at: &At, workspace: usize) -> Result<Option<Arena>> {
+    fn arena(&mut self, problem: &Problem, at: &Addresses, workspace: usize) -> Result<Option<Arena>> {
         let up = |bytes: usize| bytes.next_multiple_of(256);
         let [a, b, d] = [problem.a(), problem.b(), problem.d()].map(|x| problem.batch * bytes_of(&x));
         let has_aux = matches!(problem.extra, Extra::Gelu { .. } | Extra::GeluGrad);
@@ -372,13 +376,13 @@ impl Bench<'_> {
         fill_with_noise(self.stream, scale, 16)?;
         let scales = at.scales.map(|address| if address == 0 { 0 } else { scale });
         let has_bias = matches!(problem.extra, Extra::Bias | Extra::Gelu { bias: true } | Extra::BiasGrad);
-        let at = At { a, b, d, bias: if has_bias { bias } else { 0 }, aux, c: 0, scales };
+        let at = Addresses { a, b, d, bias: if has_bias { bias } else { 0 }, aux, c: 0, scales };
         Ok(Some(Arena { _buffer: buffer, at, workspace, sums, written }))
     }
 }
 
 fn operands(problem: &Problem, workspace_bytes: usize, arena: &Arena) -> Operands {
-    let At { a, b, d, .. } = arena.at;
+    let Addresses { a, b, d, .. } = arena.at;
     let beta = if problem.adds { 1.0 } else { 0.0 };
     Operands { a, b, c: d, d, alpha: 1.0, beta, workspace: arena.workspace, workspace_bytes }
 }
@@ -406,7 +410,7 @@ mod tests {
     #[test]
     fn bf16_results_are_never_added_up_in_bf16() {
         let sizes = Sizes { rows: 8, ic: 8, oc: 8, inputs: DType::BF16, output: DType::BF16, tf32: false };
-        let with = |output| Problem::weight_gradient(&Sizes { output, ..sizes }, &At::default());
+        let with = |output| Problem::weight_gradient(&Sizes { output, ..sizes }, &Addresses::default());
         assert_eq!(wanted(&with(DType::BF16), 0).reductions, reduction::COMPUTE_TYPE);
         assert_eq!(wanted(&with(DType::F32), 0).reductions, reduction::COMPUTE_TYPE | reduction::OUTPUT_TYPE);
     }

@@ -3,7 +3,7 @@
 //! The library computes them on CUDA cores, at two thirds of the speed or less.
 
 use super::column_sums::Step;
-use super::{At, Extra, Problem};
+use super::{Addresses, Extra, Problem};
 use crate::Result;
 use crate::args::{Args, Grid};
 use crate::device::Device;
@@ -98,7 +98,7 @@ pub(crate) fn splits(problem: &Problem) -> bool {
 pub(crate) fn split_product(
     device: &'static Device,
     problem: &Problem,
-    at: &At,
+    at: &Addresses,
     scratch: impl FnOnce(usize) -> Result<u64>,
 ) -> Result<Vec<Step>> {
     if !splits(problem) {
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn few_tiles_of_many_terms_are_cut() {
-        let at = At { a: 64, b: 64, d: 64, ..At::default() };
+        let at = Addresses { a: 64, b: 64, d: 64, ..Addresses::default() };
         let layer = sizes(32768, 768, 3072);
         assert_eq!(slices(&Problem::forward(&layer, &at)), (768, 1));
         assert_eq!(slices(&Problem::input_gradient(&layer, &at)), (3072, 1));
@@ -149,10 +149,10 @@ mod tests {
 
     #[test]
     fn odd_sizes_and_other_types_are_left_to_the_library() {
-        let at = At { a: 64, b: 64, d: 64, ..At::default() };
+        let at = Addresses { a: 64, b: 64, d: 64, ..Addresses::default() };
         assert!(takes(&Problem::forward(&sizes(4096, 768, 3072), &at)));
         assert!(!takes(&Problem::forward(&sizes(4096, 768, 3070), &at)));
-        assert!(!takes(&Problem::forward(&sizes(4096, 768, 3072), &At { a: 8, ..at })));
+        assert!(!takes(&Problem::forward(&sizes(4096, 768, 3072), &Addresses { a: 8, ..at })));
         assert!(!takes(&Problem::forward(&Sizes { tf32: true, ..sizes(4096, 768, 3072) }, &at)));
         assert!(!takes(&Problem::forward(&sizes(16, 768, 768), &at)), "too small");
     }

@@ -21,7 +21,7 @@ pub(crate) struct Candidate {
 
 /// What a search found.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Choice {
+pub(crate) struct ChosenAlgorithm {
     pub best: Candidate,
     /// The next best, best first.
     pub others: Vec<Candidate>,
@@ -45,7 +45,7 @@ pub(crate) enum Fastest {
     Own,
 }
 
-impl Choice {
+impl ChosenAlgorithm {
     /// How long the ways to compute it took, in words.
     pub fn compared(&self) -> String {
         let ways =
@@ -68,9 +68,9 @@ impl Choice {
 
 /// Choices handed in, by name. They are those of another run, so everything about them is checked.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Given(BTreeMap<String, Choice>);
+pub(crate) struct GivenAlgorithms(BTreeMap<String, ChosenAlgorithm>);
 
-impl Given {
+impl GivenAlgorithms {
     /// Adds choices made on this device with this version of the library; warns once about all others.
     pub fn add(&mut self, place: &Place, choices: &[(String, String)]) {
         let mut refused = Vec::new();
@@ -92,7 +92,7 @@ impl Given {
     }
 
     /// The choice for a problem.
-    pub fn get(&self, place: &Place, problem: &Problem) -> Option<&Choice> {
+    pub fn get(&self, place: &Place, problem: &Problem) -> Option<&ChosenAlgorithm> {
         self.0.get(&place.name(problem))
     }
 
@@ -108,7 +108,7 @@ impl Given {
 /// What names of handed-in choices begin with: other libraries may have choices too.
 const NAME: &str = "gemm ";
 
-fn text(problem: &str, choice: &Choice) -> Option<String> {
+fn text(problem: &str, choice: &ChosenAlgorithm) -> Option<String> {
     let entry = Entry { version: VERSION, problem: problem.into(), choice: choice.clone() };
     serde_json::to_string_pretty(&entry).ok()
 }
@@ -121,7 +121,7 @@ struct Entry {
     version: u32,
     /// What the choice is for, in words.
     problem: String,
-    choice: Choice,
+    choice: ChosenAlgorithm,
 }
 
 /// Everything that decides a choice, in words.
@@ -145,12 +145,12 @@ impl Place {
     }
 
     /// A choice to hand to another run: its name, and the text that is stored.
-    pub fn pack(&self, problem: &Problem, choice: &Choice) -> Option<(String, String)> {
+    pub fn pack(&self, problem: &Problem, choice: &ChosenAlgorithm) -> Option<(String, String)> {
         Some((self.name(problem), text(&self.describe(problem), choice)?))
     }
 
     /// A choice that was handed in, if it was made in this place and is what its name says.
-    fn parse(&self, name: &str, text: &str) -> Option<Choice> {
+    fn parse(&self, name: &str, text: &str) -> Option<ChosenAlgorithm> {
         let problem = name.strip_prefix(NAME)?;
         problem.strip_suffix(&self.0)?.strip_suffix(" on ")?;
         let entry: Entry = serde_json::from_str(text).ok()?;
@@ -162,13 +162,13 @@ impl Place {
     }
 
     /// The stored choice, if there is one that reads.
-    pub fn read(&self, cache: &Cache, problem: &Problem) -> Option<Choice> {
+    pub fn read(&self, cache: &Cache, problem: &Problem) -> Option<ChosenAlgorithm> {
         let entry: Entry = serde_json::from_slice(&cache.read(&self.entry(problem))?).ok()?;
         (entry.version == VERSION && entry.problem == self.describe(problem)).then_some(entry.choice)
     }
 
     /// Keeps a choice; whether that was possible.
-    pub fn write(&self, cache: &Cache, problem: &Problem, choice: &Choice) -> bool {
+    pub fn write(&self, cache: &Cache, problem: &Problem, choice: &ChosenAlgorithm) -> bool {
         let text = text(&self.describe(problem), choice);
         text.is_some_and(|text| cache.write(&self.entry(problem), text.as_bytes()))
     }
@@ -176,14 +176,14 @@ impl Place {
 
 #[cfg(test)]
 mod tests {
-    use super::super::problem::{At, Extra, Sizes};
+    use super::super::problem::{Addresses, Extra, Sizes};
     use super::*;
     use ironhorse_core::DType;
 
     fn problem() -> Problem {
         let sizes =
             Sizes { rows: 65536, ic: 768, oc: 3072, inputs: DType::BF16, output: DType::BF16, tf32: false };
-        Problem::forward(&sizes, &At::default()).extra(Extra::Gelu { bias: true })
+        Problem::forward(&sizes, &Addresses::default()).extra(Extra::Gelu { bias: true })
     }
 
     fn place(name: &str, library: usize) -> Place {
@@ -199,10 +199,16 @@ mod tests {
         Place::new(&info, library)
     }
 
-    fn choice() -> Choice {
+    fn choice() -> ChosenAlgorithm {
         let candidate = |ms| Candidate { algo: [u64::MAX, 1, 2, 3, 4, 5, 6, 7], workspace: 1 << 25, ms };
         let others = vec![candidate(Some(0.25)), candidate(None)];
-        Choice { best: candidate(Some(0.1)), others, first_ms: Some(0.3), rival_ms: None, own_ms: None }
+        ChosenAlgorithm {
+            best: candidate(Some(0.1)),
+            others,
+            first_ms: Some(0.3),
+            rival_ms: None,
+            own_ms: None,
+        }
     }
 
     #[test]
@@ -236,10 +242,10 @@ mod tests {
 
     #[test]
     fn handed_in_choices_are_those_of_the_run_before() {
-        let (here, beaten) = (place("H200", 130_100), Choice { rival_ms: Some(0.01), ..choice() });
+        let (here, beaten) = (place("H200", 130_100), ChosenAlgorithm { rival_ms: Some(0.01), ..choice() });
         let plain = problem().extra(Extra::Bias);
         let mut packed = vec![here.pack(&problem(), &beaten).unwrap(), here.pack(&plain, &choice()).unwrap()];
-        let mut given = Given::default();
+        let mut given = GivenAlgorithms::default();
         given.add(&here, &packed);
         assert_eq!(given.get(&here, &problem()), Some(&beaten), "that two kernels were faster is part of it");
         assert_eq!(given.get(&here, &plain), Some(&choice()));
@@ -259,7 +265,7 @@ mod tests {
         let here = place("H200", 130_100);
         let (name, text) = here.pack(&problem(), &choice()).unwrap();
         for other in [place("H100", 130_100), place("H200", 130_200)] {
-            let mut given = Given::default();
+            let mut given = GivenAlgorithms::default();
             given.add(&here, &[other.pack(&problem(), &choice()).unwrap()]);
             assert!(given.0.is_empty());
             // Renamed to this place, it still says what it is for.
@@ -287,7 +293,7 @@ mod tests {
     #[test]
     fn others_must_be_faster_than_the_library_to_win() {
         use Fastest::{Apart, Library, Own};
-        let fastest = |rival_ms, own_ms, may| Choice { rival_ms, own_ms, ..choice() }.fastest(may);
+        let fastest = |rival_ms, own_ms, may| ChosenAlgorithm { rival_ms, own_ms, ..choice() }.fastest(may);
         assert_eq!(fastest(None, None, true), Library);
         assert_eq!(fastest(Some(0.1), Some(0.1), true), Library);
         assert_eq!(fastest(Some(0.09), None, true), Apart);
@@ -296,7 +302,10 @@ mod tests {
         assert_eq!(fastest(None, Some(0.08), false), Library);
         assert_eq!(fastest(Some(0.08), Some(0.09), true), Apart);
         let unmeasured = Candidate { ms: None, ..choice().best };
-        assert_eq!(Choice { best: unmeasured, own_ms: Some(0.01), ..choice() }.fastest(true), Library);
+        assert_eq!(
+            ChosenAlgorithm { best: unmeasured, own_ms: Some(0.01), ..choice() }.fastest(true),
+            Library
+        );
     }
 
     #[test]
@@ -305,7 +314,7 @@ mod tests {
         let (name, text) = place.pack(&problem(), &choice()).unwrap();
         assert!(!text.contains("own_ms"), "what was stored before there was such a time");
         assert_eq!(place.parse(&name, &text), Some(choice()));
-        let own = Choice { own_ms: Some(0.05), ..choice() };
+        let own = ChosenAlgorithm { own_ms: Some(0.05), ..choice() };
         let (name, text) = place.pack(&problem(), &own).unwrap();
         assert_eq!(place.parse(&name, &text), Some(own));
     }

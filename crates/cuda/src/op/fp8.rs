@@ -7,7 +7,7 @@ use super::lower::Lower;
 use super::norm::ResidualNorm;
 use crate::args::{Args, Grid};
 use crate::device::FP8_COMPUTE;
-use crate::gemm::{At, Extra, Problem, Sizes, spec as bias_spec};
+use crate::gemm::{Addresses, Extra, Problem, Sizes, spec as bias_spec};
 use crate::kernels::Spec;
 use crate::{Error, Result};
 use ironhorse_core::op::{Amax, Gate, MatmulFp8, Op, Permute, Quantize, ScaleUpdate, SwigluBwd, SwigluFwd};
@@ -293,7 +293,7 @@ pub(crate) fn matmul_fp8(cx: &mut Lower<'_>, op: &MatmulFp8) -> Result<()> {
     let sizes = Sizes { rows, ic, oc, inputs: op.b.dtype, output: op.out.dtype, tf32: false };
     let scales = [cx.ptr(op.b_inverse)?, cx.ptr(op.a_inverse)?];
     let bias = cx.optional(op.bias)?;
-    let at = At { a: cx.ptr(op.b)?, b: cx.ptr(op.a)?, d, bias, scales, ..At::default() };
+    let at = Addresses { a: cx.ptr(op.b)?, b: cx.ptr(op.a)?, d, bias, scales, ..Addresses::default() };
     let extra = if bias == 0 { Extra::None } else { Extra::Bias };
     let problem = Problem::fp8(&sizes, op.a.dtype, op.fast, &at).extra(extra).adds(adds);
     if library_scaled(cx, "matmul_fp8", &problem, &at, [1.0, if adds { 1.0 } else { 0.0 }])? {

@@ -5,7 +5,7 @@ use super::lower::{Lower, Partials};
 use super::{elementwise, gemv};
 use crate::args::{Args, Grid};
 use crate::gemm::{
-    At, Bench, ColumnSums, Extra, Problem, Sizes, gelu_product, partial_bytes, partial_rows, spec,
+    Addresses, Bench, ColumnSums, Extra, Problem, Sizes, gelu_product, partial_bytes, partial_rows, spec,
     split_product, splits,
 };
 use crate::kernels::Spec;
@@ -19,27 +19,32 @@ pub(crate) fn linear_fwd(cx: &mut Lower<'_>, op: &LinearFwd) -> Result<()> {
         return Ok(());
     }
     let sizes = sizes(cx, op.inp, op.weight.shape.rows(), op.out);
-    let at = At { a: cx.ptr(op.weight)?, b: cx.ptr(op.inp)?, ..At::default() };
+    let at = Addresses { a: cx.ptr(op.weight)?, b: cx.ptr(op.inp)?, ..Addresses::default() };
     let bias = cx.optional(op.bias)?;
     let Some(PreAct { act, slot: pre }) = op.pre else {
-        return product_and_bias(cx, &sizes, &At { d: cx.ptr(op.out)?, bias, ..at });
+        return product_and_bias(cx, &sizes, &Addresses { d: cx.ptr(op.out)?, bias, ..at });
     };
     if fuses(cx, act, op.out) {
-        let fused = At { d: cx.ptr(op.out)?, bias, aux: cx.ptr(pre)?, ..at };
+        let fused = Addresses { d: cx.ptr(op.out)?, bias, aux: cx.ptr(pre)?, ..at };
         let problem = Problem::forward(&sizes, &fused).extra(Extra::Gelu { bias: bias != 0 });
         if own_gelu(cx, &problem, &fused)?.is_some() || library(cx, "linear_fwd_gelu", &problem, &fused)? {
             return Ok(());
         }
     }
-    product_and_bias(cx, &sizes, &At { d: cx.ptr(pre)?, bias, ..at })?;
+    product_and_bias(cx, &sizes, &Addresses { d: cx.ptr(pre)?, bias, ..at })?;
     elementwise::act_fwd(cx, &ActFwd { out: op.out, inp: pre, act })
 }
 
 pub(crate) fn linear_bwd_input(cx: &mut Lower<'_>, op: &LinearBwdInput) -> Result<()> {
     let sizes = sizes(cx, op.d_inp, op.d_out.shape.cols(), op.d_inp);
-    let at = At { a: cx.ptr(op.weight)?, b: cx.ptr(op.d_out)?, d: cx.ptr(op.d_inp)?, ..At::default() };
+    let at = Addresses {
+        a: cx.ptr(op.weight)?,
+        b: cx.ptr(op.d_out)?,
+        d: cx.ptr(op.d_inp)?,
+        ..Addresses::default()
+    };
     if let Some(pre) = op.pre.filter(|pre| fuses(cx, pre.act, op.d_inp)) {
-        let fused = At { aux: cx.ptr(pre.slot)?, ..at };
+        let fused = Addresses { aux: cx.ptr(pre.slot)?, ..at };
         let problem = Problem::input_gradient(&sizes, &fused).extra(Extra::GeluGrad);
         if let Some(at) = own_gelu(cx, &problem, &fused)? {
             *cx.partials = Some(Partials { op: cx.op, of: op.d_inp, at, rows: partial_rows(&problem) });
@@ -61,7 +66,12 @@ pub(crate) fn linear_bwd_input(cx: &mut Lower<'_>, op: &LinearBwdInput) -> Resul
 pub(crate) fn linear_bwd_weight(cx: &mut Lower<'_>, op: &LinearBwdWeight) -> Result<()> {
     let sizes = sizes(cx, op.inp, op.d_out.shape.cols(), op.d_weight);
     let adds = cx.adds(op.accum);
-    let at = At { a: cx.ptr(op.inp)?, b: cx.ptr(op.d_out)?, d: cx.ptr(op.d_weight)?, ..At::default() };
+    let at = Addresses {
+        a: cx.ptr(op.inp)?,
+        b: cx.ptr(op.d_out)?,
+        d: cx.ptr(op.d_weight)?,
+        ..Addresses::default()
+    };
     let plain = Problem::weight_gradient(&sizes, &at).adds(adds);
     if let Some(d_bias) = op.d_bias {
         if let Some(partials) = cx.partials_of(op.d_out) {
@@ -69,7 +79,7 @@ pub(crate) fn linear_bwd_weight(cx: &mut Lower<'_>, op: &LinearBwdWeight) -> Res
             cx.launch_all([sums.finish(cx.device, partials.at, partials.rows)?]);
             return product(cx, "linear_bwd_weight", &plain, &at);
         }
-        let fused = At { bias: cx.ptr(d_bias)?, ..at };
+        let fused = Addresses { bias: cx.ptr(d_bias)?, ..at };
         let problem = Problem::weight_gradient(&sizes, &fused).extra(Extra::BiasGrad);
         if !adds && !splits(&plain) && library(cx, "linear_bwd_weight_bias", &problem, &fused)? {
             return Ok(());
@@ -97,13 +107,13 @@ fn sizes(cx: &Lower<'_>, inp: Slot, oc: usize, result: Slot) -> Sizes {
 }
 
 /// A product by the library alone; `false` if it cannot, or if doing it in steps is faster.
-fn library(cx: &mut Lower<'_>, name: &'static str, problem: &Problem, at: &At) -> Result<bool> {
+fn library(cx: &mut Lower<'_>, name: &'static str, problem: &Problem, at: &Addresses) -> Result<bool> {
     library_scaled(cx, name, problem, at, plain(problem))
 }
 
 /// A product by our own kernel with GELU or its derivative, where that is to be used; then the address of the partial sums of columns
 /// that the derivative's leaves.
-fn own_gelu(cx: &mut Lower<'_>, problem: &Problem, at: &At) -> Result<Option<u64>> {
+fn own_gelu(cx: &mut Lower<'_>, problem: &Problem, at: &Addresses) -> Result<Option<u64>> {
     let mut bench = Bench { device: cx.device, stream: cx.stream };
     if !problem.is_askable() || !cx.libraries.gemms(cx.device)?.is_own(&mut bench, problem, at)? {
         return Ok(None);
@@ -126,7 +136,7 @@ pub(super) fn library_scaled(
     cx: &mut Lower<'_>,
     name: &'static str,
     problem: &Problem,
-    at: &At,
+    at: &Addresses,
     [alpha, beta]: [f32; 2],
 ) -> Result<bool> {
     if !problem.is_askable() {
@@ -141,7 +151,7 @@ pub(super) fn library_scaled(
 }
 
 /// A product by our f32 kernels on tensor cores; `false` if they do not take it.
-fn split(cx: &mut Lower<'_>, problem: &Problem, at: &At) -> Result<bool> {
+fn split(cx: &mut Lower<'_>, problem: &Problem, at: &Addresses) -> Result<bool> {
     let steps = split_product(cx.device, problem, at, |bytes| cx.scratch(bytes))?;
     let some = !steps.is_empty();
     cx.launch_all(steps);
@@ -149,7 +159,7 @@ fn split(cx: &mut Lower<'_>, problem: &Problem, at: &At) -> Result<bool> {
 }
 
 /// A product without extras: by the library, or else by our kernel.
-fn product(cx: &mut Lower<'_>, name: &'static str, problem: &Problem, at: &At) -> Result<()> {
+fn product(cx: &mut Lower<'_>, name: &'static str, problem: &Problem, at: &Addresses) -> Result<()> {
     let d = problem.d();
     if problem.m == 0 || problem.n == 0 {
         return Ok(());
@@ -170,7 +180,7 @@ fn product(cx: &mut Lower<'_>, name: &'static str, problem: &Problem, at: &At) -
 pub(super) fn own_product(
     cx: &mut Lower<'_>,
     problem: &Problem,
-    at: &At,
+    at: &Addresses,
     [alpha, beta]: [f32; 2],
 ) -> Result<()> {
     tracing::debug!("{problem}: by our own kernel");
@@ -187,7 +197,7 @@ pub(super) fn own_product(
 }
 
 /// `d = a · b + bias`, rounded once.
-fn product_and_bias(cx: &mut Lower<'_>, sizes: &Sizes, at: &At) -> Result<()> {
+fn product_and_bias(cx: &mut Lower<'_>, sizes: &Sizes, at: &Addresses) -> Result<()> {
     let problem = Problem::forward(sizes, at);
     if at.bias == 0 {
         return product(cx, "linear_fwd", &problem, at);
@@ -202,7 +212,7 @@ fn product_and_bias(cx: &mut Lower<'_>, sizes: &Sizes, at: &At) -> Result<()> {
     let args = Args::new().ptr(at.d).ptr(at.bias).u64s([sizes.rows, sizes.oc]);
     let grid = Grid::linear(sizes.rows.min(4096), 256);
     cx.launch(&spec("product/bias.cu", sizes.inputs, sizes.output)?, "bias_rows", grid, args)?;
-    let plain = At { bias: 0, ..*at };
+    let plain = Addresses { bias: 0, ..*at };
     product(cx, "linear_fwd", &Problem::forward(sizes, &plain).adds(true), &plain)
 }
 

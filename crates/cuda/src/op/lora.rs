@@ -4,7 +4,7 @@
 use super::linear::{library_scaled, own_product};
 use super::lower::Lower;
 use crate::Result;
-use crate::gemm::{At, Problem, Sizes};
+use crate::gemm::{Addresses, Problem, Sizes};
 use ironhorse_core::op::{LoraBwdHidden, LoraBwdInput, LoraBwdWeight, LoraFwd};
 use ironhorse_core::{DType, Slot};
 
@@ -13,11 +13,11 @@ pub(crate) fn lora_fwd(cx: &mut Lower<'_>, op: &LoraFwd) -> Result<()> {
     let rank = op.b.shape.cols();
     let [out, hidden, b] = addresses(cx, [op.out, op.hidden, op.b])?;
     for part in op.parts.each(rank) {
-        let at = At {
+        let at = Addresses {
             a: b(part.b.start * rank),
             b: hidden(part.hidden.start),
             d: out(part.out.start),
-            ..At::default()
+            ..Addresses::default()
         };
         let sizes = [rows, rank, part.out.len()];
         let product = Product { sizes, transposed: [false, true], ld: [rank, wide, oc], adds: true };
@@ -31,11 +31,11 @@ pub(crate) fn lora_bwd_hidden(cx: &mut Lower<'_>, op: &LoraBwdHidden) -> Result<
     let rank = op.b.shape.cols();
     let [d_hidden, d_out, b] = addresses(cx, [op.d_hidden, op.d_out, op.b])?;
     for part in op.parts.each(rank) {
-        let at = At {
+        let at = Addresses {
             a: b(part.b.start * rank),
             b: d_out(part.out.start),
             d: d_hidden(part.hidden.start),
-            ..At::default()
+            ..Addresses::default()
         };
         let sizes = [rows, part.out.len(), rank];
         let product = Product { sizes, transposed: [false, false], ld: [rank, oc, wide], adds: false };
@@ -50,11 +50,11 @@ pub(crate) fn lora_bwd_weight(cx: &mut Lower<'_>, op: &LoraBwdWeight) -> Result<
     let [d_b, d_out, hidden] = addresses(cx, [op.d_b, op.d_out, op.hidden])?;
     let adds = cx.adds(op.accum);
     for part in op.parts.each(rank) {
-        let at = At {
+        let at = Addresses {
             a: hidden(part.hidden.start),
             b: d_out(part.out.start),
             d: d_b(part.b.start * rank),
-            ..At::default()
+            ..Addresses::default()
         };
         let sizes = [part.out.len(), rows, rank];
         let product = Product { sizes, transposed: [true, false], ld: [wide, oc, rank], adds };
@@ -65,7 +65,8 @@ pub(crate) fn lora_bwd_weight(cx: &mut Lower<'_>, op: &LoraBwdWeight) -> Result<
 
 pub(crate) fn lora_bwd_input(cx: &mut Lower<'_>, op: &LoraBwdInput) -> Result<()> {
     let (rows, ic, wide) = (op.d_inp.shape.rows(), op.d_inp.shape.cols(), op.d_hidden.shape.cols());
-    let at = At { a: cx.ptr(op.a)?, b: cx.ptr(op.d_hidden)?, d: cx.ptr(op.d_inp)?, ..At::default() };
+    let at =
+        Addresses { a: cx.ptr(op.a)?, b: cx.ptr(op.d_hidden)?, d: cx.ptr(op.d_inp)?, ..Addresses::default() };
     let sizes = [rows, wide, ic];
     let product = Product { sizes, transposed: [false, false], ld: [ic, wide, ic], adds: true };
     run(cx, "lora_bwd_input", &product, &at, (op.d_hidden.dtype, op.d_inp.dtype, 1.0))
@@ -94,7 +95,7 @@ fn run(
     cx: &mut Lower<'_>,
     name: &'static str,
     product: &Product,
-    at: &At,
+    at: &Addresses,
     (inputs, output, scale): (DType, DType, f32),
 ) -> Result<()> {
     let [rows, ic, oc] = product.sizes;

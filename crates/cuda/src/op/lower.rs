@@ -6,7 +6,7 @@ use crate::device::{Buffer, Device, Function, Stream};
 use crate::gemm::{Step, workspace_limit};
 use crate::kernels::{Kernel, Spec};
 use crate::launch::{KernelLaunch, Launch, LibraryCall, Work};
-use crate::memory::{Counters, Memory, Scratch};
+use crate::memory::{Counters, Memory, OpScratch};
 use crate::squares::{Squares, Sums, covers, norm_follows};
 use crate::{Result, Settings};
 use ironhorse_core::op::{Accum, Op};
@@ -20,7 +20,7 @@ pub(crate) struct Lower<'a> {
     pub program: &'a Program,
     pub memory: &'a Memory,
     pub libraries: &'a mut Libraries,
-    pub scratch: &'a mut Scratch,
+    pub scratch: &'a mut OpScratch,
     pub counters: &'a mut Counters,
     /// Constant data uploaded for this lowering; lives as long as its launches.
     pub constants: &'a mut Vec<Buffer>,

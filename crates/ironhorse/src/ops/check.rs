@@ -3,7 +3,7 @@
 use super::place::{self, Place, Stream};
 use super::sets::MOST;
 use super::spec::{Arg, Bound, Dim, Elem, Op, Value};
-use crate::cuda::eager::{At as DeviceAt, StreamMemory};
+use crate::cuda::eager::{OnStream, StreamMemory};
 use crate::eager::{At, Runner};
 use crate::error::{OpError, Result};
 use std::ffi::c_void;
@@ -70,7 +70,7 @@ pub(super) fn at(place: Place, stream: Stream, work: impl FnOnce(&At<'_>) -> Res
         Place::Host => work(&At::Host),
         Place::Device(index) => {
             let memory = StreamMemory::default();
-            work(&At::Device(DeviceAt::new(index as usize, stream.0, &memory)?))
+            work(&At::Device(OnStream::new(index as usize, stream.0, &memory)?))
         }
     }
 }

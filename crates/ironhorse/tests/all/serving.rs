@@ -5,7 +5,7 @@
 use ironhorse::core::{Operands, Pool};
 use ironhorse::cpu::gemm::multiplies_bf16;
 use ironhorse::cpu::{CpuEngine, CpuSettings};
-use ironhorse::train::generate::sample::{Sampler, Scratch};
+use ironhorse::train::generate::sample::{Sampler, SamplerScratch};
 use ironhorse::train::generate::{Decoder, End, Event, Job, Likely, Request, Wants, generate};
 use ironhorse::train::model::ModelConfig;
 use ironhorse::train::session::{CacheToken, Serving, Session, SessionSpec, TokenScores};
@@ -168,7 +168,7 @@ fn the_engine_chooses_what_the_host_would() {
     let mut session = served(SIZES[0], 3, 8);
     let tokens = [0, 1, 2].map(|row| CacheToken { row, position: 0, token: 17 * row as u32 + 5 });
     let fed = session.feed_rows(&tokens, &[0, 1, 2]).unwrap();
-    let (mut logits, mut scratch, mut seen) = (Vec::new(), Scratch::default(), HashSet::new());
+    let (mut logits, mut scratch, mut seen) = (Vec::new(), SamplerScratch::default(), HashSet::new());
     let usual = Sampler { temperature: 0.7, ..Sampler::default() };
     for row in 0..3 {
         session.row_logits(fed, row, &mut logits).unwrap();

@@ -2,7 +2,7 @@
 
 use super::{Object, Result};
 use crate::array::{NumpyArray, NumpyCall, Placed, Slot};
-use ironhorse::cpu::eager::routing::{self, Choice, Chosen, Sizes, Unfit};
+use ironhorse::cpu::eager::routing::{self, Routed, RoutedMut, Sizes, Unfit};
 use ironhorse::ops::spec::Elem::{F32, I32};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -88,7 +88,7 @@ pub fn nn_route<'py>(logits: &Object<'py>, k: usize) -> PyResult<Bound<'py, PyTu
         // SAFETY: the arrays are held until `run` returns; outputs are new, so apart from all others.
         unsafe {
             let (probs, weights) = (p.write(on), w.write(on));
-            let mut to = Choice { probs, weights, experts: e.write(on) };
+            let mut to = RoutedMut { probs, weights, experts: e.write(on) };
             let chosen = routing::choose(from.read(on), &mut to, sizes);
             chosen.and_then(|()| routing::sort(to.experts, (o.write(on), at.write(on)), ends.write(on)))
         }
@@ -123,7 +123,7 @@ pub fn nn_route_bwd<'py>(
         // SAFETY: as in `nn_route`.
         unsafe {
             let (probs, weights) = (p.read(on), w.read(on));
-            let (from, load) = (Chosen { probs, weights, experts: chosen.values() }, l.read(on));
+            let (from, load) = (Routed { probs, weights, experts: chosen.values() }, l.read(on));
             routing::choose_bwd(d.write(on), d_w.read(on), from, (load, scale), sizes)
         }
     })?;

@@ -154,7 +154,7 @@ impl TorchCall {
                 let Ok(gpu) = usize::try_from(index) else {
                     return invalid(format!("{}: there is no GPU {index}", self.op));
                 };
-                let at = At::Device(cuda::eager::At::new(gpu, T::stream(index)?, &memory)?);
+                let at = At::Device(cuda::eager::OnStream::new(gpu, T::stream(index)?, &memory)?);
                 T::detached(|| work(&at))
             }
             _ => T::detached(|| work(&At::Host)),

@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use super::journal::Counts;
-use crate::read::{Content, Document, DocumentHash, InputEnd, Line, Part, Unit, Use, numbered, parse_line};
+use crate::read::{
+    Content, Document, DocumentHash, DocumentPart, InputEnd, Line, Unit, Use, numbered, parse_line,
+};
 use crate::tokenizer::TextEncoder;
 use crate::{Error, Result};
 
@@ -97,7 +99,7 @@ impl Work<'_> {
         self.piece(bytes, Some(DocumentHash::of(bytes)), purpose, out)
     }
 
-    fn part(&mut self, part: &Part, out: &mut Encoded) -> Result<()> {
+    fn part(&mut self, part: &DocumentPart, out: &mut Encoded) -> Result<()> {
         out.counts.forced_cuts += u64::from(part.forced);
         self.piece(&part.bytes, part.first.then_some(part.hash), part.purpose, out)
     }

@@ -93,7 +93,7 @@ pub struct Document {
 
 /// A part of a document that is too large for one unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct DocumentPart {
     /// The bytes.
     pub bytes: Vec<u8>,
     /// Whether it is the first.
@@ -119,7 +119,7 @@ pub enum Content {
     /// Whole documents.
     Documents(Vec<Document>),
     /// A part of one.
-    Part(Part),
+    Part(DocumentPart),
     /// A file that is left out, because it is not text.
     NotText,
 }

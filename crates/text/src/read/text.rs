@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::inputs::{Input, Packing};
 use super::raw::Raw;
-use super::{Content, Document, DocumentHash, Part, ReadSettings, Use};
+use super::{Content, Document, DocumentHash, DocumentPart, ReadSettings, Use};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 
@@ -175,7 +175,8 @@ impl Text {
         let rest = self.buffer.split_off(at);
         let bytes = std::mem::replace(&mut self.buffer, rest);
         let forced = cut.forced && !at_head;
-        let part = Part { bytes, first: parts.first, hash: parts.hash, purpose: parts.purpose, forced };
+        let part =
+            DocumentPart { bytes, first: parts.first, hash: parts.hash, purpose: parts.purpose, forced };
         parts.done += at as u64;
         parts.first = false;
         if at_head {

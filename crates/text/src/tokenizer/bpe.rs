@@ -38,7 +38,7 @@ pub struct Bpe {
 }
 
 /// What a [`Bpe`] is made of.
-pub struct Parts {
+pub struct BpeParts {
     /// The bytes of every token; empty for ids that stand for nothing.
     pub tokens: Vec<Vec<u8>>,
     /// How the merges are known.
@@ -66,8 +66,8 @@ pub enum Source {
 
 impl Bpe {
     /// Builds the tables; an error if one of the 256 bytes is not a token.
-    pub fn new(parts: Parts) -> Result<Self, String> {
-        let Parts { mut tokens, merges, pattern, nfc, mut added } = parts;
+    pub fn new(parts: BpeParts) -> Result<Self, String> {
+        let BpeParts { mut tokens, merges, pattern, nfc, mut added } = parts;
         added.sort_by(|a, b| b.content.len().cmp(&a.content.len()).then(a.id.cmp(&b.id)));
         // ids that merges do not make
         let mut beyond: Vec<bool> = tokens.iter().map(Vec::is_empty).collect();

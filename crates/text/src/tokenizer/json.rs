@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::alphabet::bytes_of;
-use super::bpe::{Added, Bpe, Parts, Source};
+use super::bpe::{Added, Bpe, BpeParts, Source};
 use super::split::Pattern;
 
 #[derive(Deserialize)]
@@ -171,7 +171,7 @@ pub fn build(of: Vocabulary<'_>) -> Result<Bpe, String> {
         merges.push((id(left)?, id(right)?, id(&format!("{left}{right}"))?));
     }
     let merges = Source::List { merges, whole: of.whole };
-    Bpe::new(Parts { tokens, merges, pattern: of.pattern, nfc: of.nfc, added })
+    Bpe::new(BpeParts { tokens, merges, pattern: of.pattern, nfc: of.nfc, added })
 }
 
 /// The split pattern of a `pre_tokenizer`.

@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use super::bpe::{Added, Bpe, Parts, Source};
+use super::bpe::{Added, Bpe, BpeParts, Source};
 use super::split::Pattern;
 use crate::{Error, Result};
 
@@ -94,7 +94,7 @@ impl Named {
     pub fn bpe(&self) -> Result<Bpe> {
         let added =
             self.special.iter().map(|&(content, id)| Added { content: content.into(), id, special: true });
-        let parts = Parts {
+        let parts = BpeParts {
             tokens: self.ranks()?,
             merges: Source::Ids,
             pattern: self.pattern,

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use ironhorse_train::format::tokenizer::Tokenizer as BinTokenizer;
 
-use super::bpe::{Added, Bpe, Parts, Source};
+use super::bpe::{Added, Bpe, BpeParts, Source};
 use super::export::tokenizer_bin;
 use super::json::MOST_GAPS;
 use super::named::NAMED;
@@ -95,7 +95,7 @@ pub fn read_tiktoken(text: &[u8]) -> Result<(Bpe, u32), String> {
         )
     })?;
     let added = (family.special)().into_iter().map(|(content, id)| Added { content, id, special: true });
-    let bpe = Bpe::new(Parts {
+    let bpe = Bpe::new(BpeParts {
         tokens,
         merges: Source::Ids,
         pattern: family.pattern,
@@ -163,7 +163,7 @@ pub fn of_bin(bin: &BinTokenizer) -> Option<Bpe> {
     let single = bin.tokens[bin.eot as usize].len() == 1;
     let added = if single { Vec::new() } else { vec![Added { content, id: bin.eot, special: true }] };
     let tokens = bin.tokens.clone();
-    Bpe::new(Parts { tokens, merges: Source::Ids, pattern: Pattern::Gpt2, nfc: false, added }).ok()
+    Bpe::new(BpeParts { tokens, merges: Source::Ids, pattern: Pattern::Gpt2, nfc: false, added }).ok()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::format::multiple_choice::{Choice, Example};
+use crate::format::multiple_choice::{AnswerTokens, Example};
 use crate::{Error, Result};
 
 /// Turns a text into tokens.
@@ -133,7 +133,13 @@ impl Question<'_> {
     }
 }
 
-fn choice(context: &str, answer: &str, form: PromptForm, eot: u32, encode: Encode<'_>) -> Result<Choice> {
+fn choice(
+    context: &str,
+    answer: &str,
+    form: PromptForm,
+    eot: u32,
+    encode: Encode<'_>,
+) -> Result<AnswerTokens> {
     let chars = Some(answer.chars().count());
     let (mut tokens, from, rest) = match form {
         PromptForm::Plain => {
@@ -157,7 +163,7 @@ fn choice(context: &str, answer: &str, form: PromptForm, eot: u32, encode: Encod
     if from >= tokens.len() {
         return Err(Error::input("a choice", "empty", "a text of at least one token"));
     }
-    Ok(Choice { tokens, from, chars })
+    Ok(AnswerTokens { tokens, from, chars })
 }
 
 /// The first letter large, the others small, as Python's `capitalize`.
@@ -238,7 +244,7 @@ mod tests {
         let bare = r#"{"prompt": "", "options": ["a", "b"], "gold": 0}"#;
         assert_eq!(
             read(bare, PromptForm::Plain).unwrap()[0].choices[1],
-            Choice { tokens: vec![0, 32, 98], from: 1, chars: Some(1) }
+            AnswerTokens { tokens: vec![0, 32, 98], from: 1, chars: Some(1) }
         );
     }
 

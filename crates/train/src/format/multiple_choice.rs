@@ -10,7 +10,7 @@ use crate::{Error, Result};
 
 /// One answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct AnswerTokens {
     /// Context and answer together.
     pub tokens: Vec<u32>,
     /// The index of the token that the answer begins with.
@@ -23,7 +23,7 @@ pub struct Choice {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Example {
     /// The answers, at least 2.
-    pub choices: Vec<Choice>,
+    pub choices: Vec<AnswerTokens>,
     /// Which of them is right.
     pub label: usize,
 }
@@ -123,7 +123,7 @@ impl<'a> Words<'a> {
         let mut choices = Vec::with_capacity(usize::from(count));
         for _ in 0..count {
             let tokens = [context.as_slice(), &self.tokens("answer")?].concat();
-            choices.push(Choice { tokens, from: context.len(), chars: None });
+            choices.push(AnswerTokens { tokens, from: context.len(), chars: None });
         }
         let read = (self.at - begin) * 2;
         if usize::from(bytes) != read {
@@ -152,7 +152,7 @@ mod tests {
         let all = read(&mut file(2, &[ONE, ONE].concat())).unwrap();
         assert_eq!(all.len(), 2);
         assert_eq!(all[1].label, 1);
-        assert_eq!(all[1].choices[1], Choice { tokens: vec![7, 8, 10], from: 2, chars: None });
+        assert_eq!(all[1].choices[1], AnswerTokens { tokens: vec![7, 8, 10], from: 2, chars: None });
     }
 
     #[test]

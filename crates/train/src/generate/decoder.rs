@@ -6,7 +6,7 @@
 //! heights may round otherwise.
 
 use super::likely::Likely;
-use super::sample::{Sampler, Scratch};
+use super::sample::{Sampler, SamplerScratch};
 use crate::rng::Rng;
 use crate::session::{CacheToken, Fed, Session};
 use crate::{Error, Result};
@@ -95,7 +95,7 @@ pub struct Decoder<'a> {
     context: usize,
     all_logits: bool,
     next: u64,
-    scratch: Scratch,
+    scratch: SamplerScratch,
     logits: Vec<f32>,
 }
 
@@ -122,7 +122,7 @@ impl<'a> Decoder<'a> {
             all_logits: serving.all_logits,
             session,
             next: 0,
-            scratch: Scratch::default(),
+            scratch: SamplerScratch::default(),
             logits: Vec::new(),
         })
     }

@@ -39,7 +39,7 @@ struct Candidate {
 
 /// Memory that [`Sampler::pick`] reuses from token to token.
 #[derive(Clone, Debug, Default)]
-pub struct Scratch {
+pub struct SamplerScratch {
     candidates: Vec<Candidate>,
 }
 
@@ -72,7 +72,7 @@ impl Sampler {
     /// The index of the chosen logit. Uses one draw of `rng`, none when greedy.
     ///
     /// A logit of minus infinity is never chosen; NaN, plus infinity or no possible token is an error.
-    pub fn pick(&self, logits: &[f32], rng: &mut Rng, scratch: &mut Scratch) -> Result<usize> {
+    pub fn pick(&self, logits: &[f32], rng: &mut Rng, scratch: &mut SamplerScratch) -> Result<usize> {
         self.validate()?;
         self.pick_at(logits, self.uniform(rng), scratch)
     }
@@ -88,7 +88,7 @@ impl Sampler {
     }
 
     /// [`pick`](Self::pick) with its random number in [0, 1) given.
-    pub fn pick_at(&self, logits: &[f32], uniform: f64, scratch: &mut Scratch) -> Result<usize> {
+    pub fn pick_at(&self, logits: &[f32], uniform: f64, scratch: &mut SamplerScratch) -> Result<usize> {
         let best = argmax(logits)?;
         if self.temperature == 0.0 {
             return Ok(best);
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn matches_brute_force() {
         let mut rng = Rng::new(11);
-        let mut scratch = Scratch::default();
+        let mut scratch = SamplerScratch::default();
         for (case, n) in [1_usize, 2, 5, 31, 33, 50].into_iter().cycle().take(36).enumerate() {
             let mut logits: Vec<f32> = (0..n).map(|_| 2.0 * rng.normal() as f32).collect();
             if case % 3 == 0 && n > 4 {
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn greedy_takes_the_lowest_of_equals() {
-        let (mut rng, mut scratch) = (Rng::new(0), Scratch::default());
+        let (mut rng, mut scratch) = (Rng::new(0), SamplerScratch::default());
         let before = rng.clone();
         assert_eq!(Sampler::greedy().pick(&[1.0, 3.0, -2.0, 3.0], &mut rng, &mut scratch).unwrap(), 1);
         assert_eq!(rng, before);
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn ties_with_the_kth_stay() {
         let s = Sampler { top_k: Some(2), ..Sampler::default() };
-        let (mut rng, mut scratch) = (s.rng(), Scratch::default());
+        let (mut rng, mut scratch) = (s.rng(), SamplerScratch::default());
         let mut seen = [false; 4];
         for _ in 0..200 {
             seen[s.pick(&[0.0, 1.0, 1.0, 1.0], &mut rng, &mut scratch).unwrap()] = true;
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn a_cold_sampler_does_not_overflow() {
         let s = Sampler { temperature: 1e-30, ..Sampler::default() };
-        let (mut rng, mut scratch) = (s.rng(), Scratch::default());
+        let (mut rng, mut scratch) = (s.rng(), SamplerScratch::default());
         for _ in 0..50 {
             assert_eq!(s.pick(&[-1e30, 5.0, 4.9, 1e30], &mut rng, &mut scratch).unwrap(), 3);
         }
@@ -274,7 +274,7 @@ mod tests {
             (good, vec![f32::NEG_INFINITY; 3], "largest of 3 logits is -inf"),
             (good, vec![], "largest of 0 logits is -inf"),
         ] {
-            let error = bad.pick(&logits, &mut Rng::new(0), &mut Scratch::default()).unwrap_err();
+            let error = bad.pick(&logits, &mut Rng::new(0), &mut SamplerScratch::default()).unwrap_err();
             assert!(matches!(error, Error::Input { .. }) && error.to_string().contains(text), "{error}");
         }
     }

@@ -33,7 +33,7 @@ const MUCH: f64 = 0.97;
 
 /// A choice and what it needs.
 #[derive(Serialize)]
-pub struct Choice {
+pub struct PlanChoice {
     pub recompute: RecomputeArg,
     pub head_chunks: usize,
     #[serde(flatten)]
@@ -45,7 +45,7 @@ pub struct Choice {
     fits: Option<bool>,
 }
 
-impl Choice {
+impl PlanChoice {
     fn kept(&self) -> Kept {
         (self.recompute, self.head_chunks, self.state)
     }
@@ -79,7 +79,7 @@ impl Categories {
 impl Asked<'_> {
     /// Every way to keep state, each with every level of recomputation, with the output head at once and in parts. Levels that do nothing for the model are left
     /// out, as are choices that need bf16 weights with other weights.
-    pub fn choices(&self) -> Result<Vec<Choice>> {
+    pub fn choices(&self) -> Result<Vec<PlanChoice>> {
         let mut choices = Vec::new();
         for &master in MasterArg::value_variants() {
             for &moments in MomentsArg::value_variants() {
@@ -99,14 +99,14 @@ impl Asked<'_> {
     }
 
     /// The same with the output head in parts, if it was not asked for, can be and saves much.
-    fn in_parts(&self, whole: &Choice, precision: Precision) -> Option<Choice> {
+    fn in_parts(&self, whole: &PlanChoice, precision: Precision) -> Option<PlanChoice> {
         let parts = || self.choice((whole.recompute, HEAD_CHUNKS, whole.state), precision).ok();
         let parts = (whole.head_chunks == 1).then(parts).flatten()?;
-        let much = |parts: &Choice| parts.total_bytes as f64 <= MUCH * whole.total_bytes as f64;
+        let much = |parts: &PlanChoice| parts.total_bytes as f64 <= MUCH * whole.total_bytes as f64;
         Some(parts).filter(much)
     }
 
-    fn choice(&self, kept: Kept, precision: Precision) -> Result<Choice> {
+    fn choice(&self, kept: Kept, precision: Precision) -> Result<PlanChoice> {
         let (recompute, head_chunks, state) = kept;
         let options = StepOptions { recompute: recompute.into(), head_chunks, ..StepOptions::default() };
         let options = StepOptions { dropout: self.dropout, sums: self.sums, ..options };
@@ -114,14 +114,14 @@ impl Asked<'_> {
         let (bytes, total_bytes) = (Categories::new(program.layout()), program.layout().total());
         let fits = self.room.map(|room| total_bytes as u64 <= room);
         let activation_bytes = bytes.activations;
-        Ok(Choice { recompute, head_chunks, state, activation_bytes, bytes, total_bytes, fits })
+        Ok(PlanChoice { recompute, head_chunks, state, activation_bytes, bytes, total_bytes, fits })
     }
 }
 
 /// The choice to recommend: the one asked for if it fits; else, of those that fit, the one that costs the least, first in
 /// recomputation, which costs time, then in precision of the state. In one line.
-pub fn advice(choices: &[Choice], asked: Kept) -> String {
-    let flags = |choice: &Choice| {
+pub fn advice(choices: &[PlanChoice], asked: Kept) -> String {
+    let flags = |choice: &PlanChoice| {
         let mut flags = format!("--recompute {}", choice.recompute.name());
         if choice.head_chunks != 1 {
             flags += &format!(" --head-chunks {}", choice.head_chunks);
@@ -134,8 +134,8 @@ pub fn advice(choices: &[Choice], asked: Kept) -> String {
         }
         flags
     };
-    let is_asked = |choice: &&Choice| choice.kept() == asked;
-    let fitting: Vec<&Choice> = choices.iter().filter(|choice| choice.fits == Some(true)).collect();
+    let is_asked = |choice: &&PlanChoice| choice.kept() == asked;
+    let fitting: Vec<&PlanChoice> = choices.iter().filter(|choice| choice.fits == Some(true)).collect();
     match (fitting.iter().find(|choice| is_asked(choice)), fitting.first()) {
         _ if choices.iter().all(|choice| choice.fits.is_none()) => {
             "recommended: unknown, because the memory of the device is not known; give --memory SIZE".into()
@@ -147,7 +147,7 @@ pub fn advice(choices: &[Choice], asked: Kept) -> String {
 }
 
 /// The table, with `>` before what was asked for, and what its columns mean.
-pub fn table(choices: &[Choice], asked: Kept) -> Vec<String> {
+pub fn table(choices: &[PlanChoice], asked: Kept) -> Vec<String> {
     let names = ["weights", "master", "gradients", "moments", "activations", "other", "total"];
     let mut head = format!("  {:<10} {:<9} {:<8} {:<6}", "recompute", "master", "moments", "chunks");
     names.iter().for_each(|name| head += &format!(" {name:>11}"));

@@ -6,7 +6,7 @@ use crate::kernel::routing::{self as kernel, Made};
 
 /// What a router decides.
 #[derive(Debug)]
-pub struct Choice<'a> {
+pub struct RoutedMut<'a> {
     /// (N, E): softmax of the logits
     pub probs: &'a mut [f32],
     /// (N, K): probabilities of the chosen, over their sum
@@ -17,12 +17,12 @@ pub struct Choice<'a> {
 
 /// The same to read.
 #[derive(Clone, Copy, Debug)]
-pub struct Chosen<'a> {
-    /// As in [`Choice`].
+pub struct Routed<'a> {
+    /// As in [`RoutedMut`].
     pub probs: &'a [f32],
-    /// As in [`Choice`].
+    /// As in [`RoutedMut`].
     pub weights: &'a [f32],
-    /// As in [`Choice`].
+    /// As in [`RoutedMut`].
     pub experts: &'a [i32],
 }
 
@@ -30,7 +30,7 @@ pub struct Chosen<'a> {
 ///
 /// # Errors
 /// An array has the wrong size; a logit is NaN or infinite.
-pub fn choose(logits: &[f32], to: &mut Choice<'_>, sizes: Sizes) -> Result<(), Unfit> {
+pub fn choose(logits: &[f32], to: &mut RoutedMut<'_>, sizes: Sizes) -> Result<(), Unfit> {
     sizes.check()?;
     length("logits", logits.len(), sizes.all())?;
     length("probs", to.probs.len(), sizes.all())?;
@@ -57,7 +57,7 @@ pub fn choose(logits: &[f32], to: &mut Choice<'_>, sizes: Sizes) -> Result<(), U
 pub fn choose_bwd(
     d_logits: &mut [f32],
     d_weights: &[f32],
-    from: Chosen<'_>,
+    from: Routed<'_>,
     (load, scale): (&[f32], f32),
     sizes: Sizes,
 ) -> Result<(), Unfit> {
@@ -90,7 +90,7 @@ mod tests {
     fn the_largest_logits_are_chosen_and_of_equal_ones_the_lower() {
         let logits = [0.0, 2.0, 1.0, 2.0, -1.0, -1.0, -1.0, -1.0, 5.0, 0.0, 9.0, 1.0];
         let (mut probs, mut weights, mut experts) = ([0.0; 12], [0.0; 6], [0; 6]);
-        let mut choice = Choice { probs: &mut probs, weights: &mut weights, experts: &mut experts };
+        let mut choice = RoutedMut { probs: &mut probs, weights: &mut weights, experts: &mut experts };
         choose(&logits, &mut choice, SIZES).unwrap();
         assert_eq!(experts, [1, 3, 0, 1, 2, 0]);
         assert!((probs[..4].iter().sum::<f32>() - 1.0).abs() < 1e-6);
@@ -103,7 +103,7 @@ mod tests {
         let (mut probs, mut weights, mut experts) = ([0.0; 12], [0.0; 6], [0; 6]);
         let mut logits = [0.0; 12];
         logits[7] = f32::NAN;
-        let mut choice = Choice { probs: &mut probs, weights: &mut weights, experts: &mut experts };
+        let mut choice = RoutedMut { probs: &mut probs, weights: &mut weights, experts: &mut experts };
         let error = choose(&logits, &mut choice, SIZES).unwrap_err();
         assert_eq!(error.to_string(), "a logit of token 1 is NaN, expected a finite number");
         let sizes = Sizes { chosen: 5, ..SIZES };

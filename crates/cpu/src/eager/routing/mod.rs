@@ -10,7 +10,7 @@ mod choose;
 mod rows;
 
 use crate::team::TaskPanic;
-pub use choose::{Choice, Chosen, choose, choose_bwd};
+pub use choose::{Routed, RoutedMut, choose, choose_bwd};
 pub use rows::{combine, combine_bwd, permute, permute_bwd, sort};
 use std::fmt;
 

@@ -2,7 +2,7 @@
 
 use super::common::*;
 use ironhorse::ops;
-use ironhorse::train::generate::sample::{Sampler, Scratch};
+use ironhorse::train::generate::sample::{Sampler, SamplerScratch};
 
 fn draw(logits: &[f32], seeds: &[u64], s: &Sampler) -> ops::Result<Vec<i32>> {
     let mut out = vec![-1; seeds.len()];
@@ -21,7 +21,7 @@ fn draw(logits: &[f32], seeds: &[u64], s: &Sampler) -> ops::Result<Vec<i32>> {
 
 #[test]
 fn the_rules_are_those_of_the_sampler() {
-    let (mut scratch, mut differ, mut all) = (Scratch::default(), 0, 0);
+    let (mut scratch, mut differ, mut all) = (SamplerScratch::default(), 0, 0);
     for vocab in [1_usize, 2, 31, 33, 1000, 5003, 40_000] {
         let batch = 40;
         let mut logits = spread(batch * vocab, vocab as u32, 4.0);

@@ -8,7 +8,7 @@ mod together;
 
 use self::memory::Memory;
 use self::plan::Plan;
-use self::together::Parts;
+use self::together::RankPart;
 use super::{Observer, RunFolder};
 use crate::Result;
 use crate::format::checkpoint::{PART_BYTES, TrainerState, Written};
@@ -100,7 +100,7 @@ pub struct Saver {
     memory: Memory,
     writing: Option<Writing>,
     /// What this rank is writing of a checkpoint that all write together.
-    parts: Option<Parts>,
+    parts: Option<RankPart>,
     /// Whether this rank has said that it writes while steps wait.
     said: bool,
     /// When the last one was begun, or the run.

@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 /// What this rank is writing of a checkpoint.
-pub(super) struct Parts {
+pub(super) struct RankPart {
     began: Instant,
     state: TrainerState,
     /// On the rank that leads, the folder that all write into; `None` on the others.
@@ -106,7 +106,7 @@ impl Saver {
             }
         };
         self.stats.held_up_ms = self.stats.held_up_ms.max(began.elapsed().as_secs_f64() * 1e3);
-        self.parts = Some(Parts { began, state: state.clone(), folder: made, work });
+        self.parts = Some(RankPart { began, state: state.clone(), folder: made, work });
         Ok(())
     }
 
@@ -121,7 +121,7 @@ impl Saver {
     /// Tells the leader what each rank has written, once all have; a thread of the leader completes the checkpoint. All ranks call
     /// this at the same time; without a save under way it does nothing.
     pub(in crate::run) fn collect(&mut self, session: &Session, observer: &mut dyn Observer) -> Result<()> {
-        let Some(Parts { began, state, folder, work }) = self.parts.take() else { return Ok(()) };
+        let Some(RankPart { began, state, folder, work }) = self.parts.take() else { return Ok(()) };
         let report = match work {
             Work::Done(report) => report.map_err(|error| error.to_string()),
             Work::Thread(thread) => match thread.join() {
