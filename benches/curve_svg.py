@@ -60,17 +60,23 @@ def picture(report: dict[str, Any]) -> str:
     steps = max(map(len, losses.values()))
     title, subtitle = "A mixture of experts: ironhorse beside PyTorch", f"{steps} steps, the same weights and batches"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'font-family="{FONT}">',
-        f"<title>{title}</title>",
-        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="10" fill="#ffffff"/>',
-        f'<text x="{LEFT}" y="36" font-size="19" font-weight="600" fill="{INK}">{title}</text>',
-        _text(LEFT, 57, subtitle, NORMAL, PALE),
+        *_head((WIDTH, HEIGHT), LEFT, title, subtitle),
         *_draw(_linear("loss (nats per token)", losses), losses, steps, 0, "{:.3f}"),
         *_draw(_decades("difference of the loss", apart), apart, steps, len(losses), "{:.1e}"),
         _text((LEFT + RIGHT) / 2, LOWER[1] + 47, "step", LARGE, LABEL, "middle"),
     ]
     return "\n".join([*parts, "</svg>\n"])
+
+
+def _head(size: tuple[int, int], left: int, title: str, subtitle: str) -> Iterable[str]:
+    """The beginning of a picture: its size, what is behind all of it, and what stands above."""
+    width, height = size
+    yield (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+           f'font-family="{FONT}">')  # fmt: skip
+    yield f"<title>{title}</title>"
+    yield f'<rect width="{width}" height="{height}" rx="10" fill="#ffffff"/>'
+    yield f'<text x="{left}" y="36" font-size="19" font-weight="600" fill="{INK}">{title}</text>'
+    yield _text(left, 57, subtitle, NORMAL, PALE)
 
 
 def _linear(name: str, series: dict[str, list[float]]) -> Frame:

@@ -19,13 +19,12 @@ from curve_svg import (
     COLOURS,
     DASHES,
     FINE_GRID,
-    FONT,
     GRID,
     INK,
     LABEL,
     LARGE,
     NORMAL,
-    PALE,
+    _head,
     _line,
     _round_step,
     _text,
@@ -50,14 +49,8 @@ def picture(report: dict[str, Any]) -> str:
         across = (math.log2(row["batch"] * row["seq"]) - first) / (last - first)
         return LEFT + (RIGHT - LEFT) * across, BOTTOM - (BOTTOM - TOP) * row["tokens_per_s"] / top
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'font-family="{FONT}">',
-        f"<title>{title}</title>",
-        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="10" fill="#ffffff"/>',
-        f'<text x="{LEFT}" y="36" font-size="19" font-weight="600" fill="{INK}">{title}</text>',
-        _text(LEFT, 57, f"{report['dtype']}, {report['threads']} threads, commit {report['commit']}", NORMAL, PALE),
-    ]
+    subtitle = f"{report['dtype']}, {report['threads']} threads, commit {report['commit']}"
+    parts = [*_head((WIDTH, HEIGHT), LEFT, title, subtitle)]
     step = _round_step(top)
     for number in range(math.floor(top / step) + 1):
         y = BOTTOM - (BOTTOM - TOP) * number * step / top

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,6 +44,25 @@ def ironhorse(*arguments: object) -> subprocess.CompletedProcess[str]:
         pytest.fail(f"IRONHORSE_BIN is '{binary}', and there is no such file; build it first", pytrace=False)
     command = [binary, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=300)
+
+
+class Server:
+    """A command of the binary that serves on a free port."""
+
+    def __init__(self, *arguments: object, cwd: Path | None = None) -> None:
+        command = [os.environ["IRONHORSE_BIN"], *map(str, arguments), "--listen", "127.0.0.1:0"]
+        self.process = subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = re.search(r"http://[0-9.:]+", line)
+        if found is None:
+            pytest.fail(f"the server did not start: {line} {self.process.communicate()[1]}")
+        self.url = found.group(0)
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.communicate(timeout=60)
+        return self.process.returncode
 
 
 def verify(folder: Path, *arguments: object) -> Verified:

@@ -107,6 +107,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained_checkpoint(tmp_path_factory.mktemp("train") / "run")
 
 
+@pytest.fixture(scope="module")
+def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A small random model of each of the module's KINDS, as transformers saves it."""
+    from lm_models import write_model
+
+    made = {kind: tmp_path_factory.mktemp(kind) for kind in request.module.KINDS}
+    for kind, folder in made.items():
+        write_model(folder, kind)
+    return made
+
+
 @pytest.fixture
 def files(small: Exported, tmp_path: Path) -> dict[str, Path]:
     """A file of each kind that is one file."""

@@ -23,7 +23,7 @@ from ironhorse.lm_eval._generation import parse  # noqa: E402
 from lm_eval.api.instance import Instance  # noqa: E402
 from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
-from lm_models import CONTEXT, sentence, write_model, write_tasks  # noqa: E402
+from lm_models import CONTEXT, sentence, write_tasks  # noqa: E402
 
 KINDS = ("gpt2", "llama")
 
@@ -36,14 +36,6 @@ def offline(tmp_path_factory: pytest.TempPathFactory):
             patch.setenv(name, "1")
         patch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
         yield
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    made = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
-    for kind, folder in made.items():
-        write_model(folder, kind)
-    return made
 
 
 @pytest.fixture(scope="module")

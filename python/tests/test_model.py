@@ -27,14 +27,6 @@ TOLERANCE = 1e-5
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    made = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
-    for kind, folder in made.items():
-        write_model(folder, kind)
-    return made
-
-
-@pytest.fixture(scope="module")
 def pairs(folders: dict[str, Path]) -> dict[str, tuple[Any, ironhorse.Model]]:
     """Both models over the same folder."""
     load = transformers.AutoModelForCausalLM.from_pretrained

@@ -12,18 +12,10 @@ from ironhorse import ops
 
 transformers = pytest.importorskip("transformers")
 
-from lm_models import CONTEXT, sentence, write_model  # noqa: E402
+from lm_models import CONTEXT, sentence  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not ops.cuda_available(), reason="ironhorse.ops.cuda_available() is false: no GPU")
 KINDS = ("gpt2", "qwen3")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    made = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
-    for kind, folder in made.items():
-        write_model(folder, kind)
-    return made
 
 
 def ids_of(model: ironhorse.Model, rows: int, count: int) -> np.ndarray:

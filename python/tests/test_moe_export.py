@@ -13,6 +13,7 @@ import pytest
 import safetensors.numpy
 import torch
 from activations import activation_names
+from adamw import ten_steps
 from ironhorse.config import NAMED, MoEConfig
 from ironhorse.errors import FormatError, IronhorseError
 from ironhorse.export import main
@@ -163,21 +164,7 @@ def test_the_key_can_be_recomputed_from_the_files(small):
     model = MoE(config)
     model.load_state_dict({name: torch.from_numpy(value) for name, value in params.items()})
     assert all(np.array_equal(value, key[f"param.{name}"]) for name, value in params.items())
-    model.double()
-    x, y = (torch.from_numpy(key[name]).long() for name in "xy")
-    moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in model.named_parameters()}
-    for step in range(1, 11):
-        model.zero_grad()
-        loss = model.loss(x, y)[1]
-        assert loss.item() == pytest.approx(float(key["losses"][step - 1]), rel=1e-6)
-        loss.backward()
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                m, v = moments[name]
-                m.mul_(0.9).add_(p.grad, alpha=0.1)
-                v.mul_(0.999).add_(p.grad**2, alpha=0.001)
-                decay = 0.1 if p.dim() == 2 else 0.0
-                p.sub_((m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8) + decay * p, alpha=1e-4)
+    ten_steps(model.double(), key)
     for name, p in model.named_parameters():
         assert np.linalg.norm(key[f"after.{name}"] - p.detach().numpy()) <= 1e-5 * p.norm().item(), name
 

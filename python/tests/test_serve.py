@@ -5,8 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import os
-import re
-import signal
 import subprocess
 import urllib.error
 import urllib.request
@@ -19,6 +17,7 @@ import pytest
 openai = pytest.importorskip("openai", reason="the openai client is not installed")
 pytest.importorskip("transformers")
 
+import cli  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from cli import ironhorse  # noqa: E402
@@ -31,35 +30,14 @@ TEMPLATE = (
 KEY = "a-key-of-the-test"
 
 
-class Server:
-    """`ironhorse serve` on a free port."""
+class Server(cli.Server):
+    """`ironhorse serve`."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        command = [
-            os.environ["IRONHORSE_BIN"],
-            "serve",
-            str(folder),
-            "--listen",
-            "127.0.0.1:0",
-            "--device",
-            "cpu",
-            *flags,
-        ]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        found = re.search(r"http://[0-9.:]+", line)
-        if found is None:
-            pytest.fail(f"the server did not start: {line} {self.process.communicate()[1]}")
-        self.url = found.group(0)
+        super().__init__("serve", folder, "--device", "cpu", *flags)
 
     def client(self, key: str = KEY) -> Any:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=120)
-
-    def end(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        self.process.communicate(timeout=60)
-        return self.process.returncode
 
 
 @pytest.fixture(scope="module")

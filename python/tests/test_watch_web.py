@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import time
 import urllib.error
@@ -18,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cli
 import pytest
 from browser import Browser
 from cli import assert_could_not_run, ironhorse
@@ -28,36 +28,18 @@ FLAGS = ["--batch", 2, "--seq", 16, "--val-every", 4, "--sample-every", 5, "--sa
 PICTURES = os.environ.get("IRONHORSE_PICTURES")
 
 
-class Server:
-    """`ironhorse watch --web` on a free port."""
+class Server(cli.Server):
+    """`ironhorse watch --web`."""
 
-    def __init__(self, *flags: object, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
-        command = [os.environ["IRONHORSE_BIN"], "watch", "--web", "--listen", "127.0.0.1:0", *map(str, flags)]
-        self.process = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env={**os.environ, **(env or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        found = re.search(r"http://[0-9.:]+/", line)
-        if found is None:
-            pytest.fail(f"the server did not start: {line} {self.process.communicate()[1]}")
-        self.url = found.group(0)
+    def __init__(self, *flags: object, cwd: Path | None = None) -> None:
+        super().__init__("watch", "--web", *flags, cwd=cwd)
+        self.url += "/"
 
     def get(self, path: str, token: str = "") -> Any:
         headers = {"authorization": f"Bearer {token}"} if token else {}
         request = urllib.request.Request(self.url + path, headers=headers)
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
-
-    def end(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        self.process.communicate(timeout=30)
-        return self.process.returncode
 
 
 def log_line(step: int, loss: float, **more: object) -> str:

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // a panic is a failed test, in helpers too
 
-use ironhorse::cpu::CpuEngine;
+use crate::small::{self, cpu};
 use ironhorse::train::generate::sample::Sampler;
 use ironhorse::train::generate::{Request, generate};
 use ironhorse::train::model::ModelConfig;
@@ -17,10 +17,7 @@ const SIZES: [&str; 3] = [
 ];
 
 fn session(sizes: &str, spec: SessionSpec) -> Session {
-    let engine = Box::new(CpuEngine::new(1));
-    let mut session = Session::new(engine, ModelConfig::parse(sizes).unwrap(), &spec).unwrap();
-    session.init(3).unwrap();
-    session
+    small::session(cpu(), ModelConfig::parse(sizes).unwrap(), &spec, 3)
 }
 
 fn tokens(count: usize) -> Vec<i32> {

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // a panic is a failed test, in helpers too
 
+use crate::small::{self, bits};
 use ironhorse::core::{Engine, EngineExt, Optimizer, Pool, Precision, Scalars};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::cuda::{CudaEngine, Settings};
@@ -27,8 +28,7 @@ fn tokens(count: usize, seed: u64) -> (Vec<i32>, Vec<i32>) {
 }
 
 fn scalars(step: u32) -> Scalars {
-    let loss_scale = 1.0 / (TRAIN.0 * TRAIN.1) as f32;
-    Scalars { step, loss_scale, lr: 1e-2, weight_decay: 0.1, grad_clip: 1.0, seed: 3, ..Scalars::default() }
+    Scalars { seed: 3, ..small::scalars(step, TRAIN.0 * TRAIN.1, 1e-2) }
 }
 
 fn forward_backward(session: &mut Session, step: u32) {
@@ -45,17 +45,9 @@ fn step(session: &mut Session, step: u32) -> [u32; 2] {
 
 /// Every bit of the weights, masters and moments.
 fn state(session: &mut Session) -> Vec<Vec<u32>> {
-    let program = session.train_program().unwrap();
-    let has_master = program.precision().has_master();
+    let has_master = session.train_program().unwrap().precision().has_master();
     let pools = [Pool::Params, Pool::Moment1, Pool::Moment2, Pool::Master];
-    let slots: Vec<_> = pools[..3 + usize::from(has_master)].iter().map(|&pool| program.flat(pool)).collect();
-    let mut all = Vec::new();
-    for slot in slots {
-        let mut values = vec![0.0; slot.numel()];
-        session.engine().read_f32(slot, &mut values).unwrap();
-        all.push(values.iter().map(|value| value.to_bits()).collect());
-    }
-    all
+    bits(session, &pools[..3 + usize::from(has_master)])
 }
 
 /// How a step goes wrong.
@@ -81,8 +73,7 @@ fn bad_steps_change_nothing(engine: &dyn Fn() -> Box<dyn Engine>, precision: Pre
     for config in models() {
         let spec = SessionSpec { train: Some(TRAIN), eval: Some(EVAL), precision, ..SessionSpec::default() };
         let start = || {
-            let mut session = Session::new(engine(), config, &spec).unwrap();
-            session.init(11).unwrap();
+            let mut session = small::session(engine(), config, &spec, 11);
             for s in 1..=2 {
                 step(&mut session, s);
             }

@@ -2,12 +2,13 @@
 
 #![allow(clippy::unwrap_used)] // a panic is a failed test, in helpers too
 
+use crate::small::{cpu, parameters, session};
 use ironhorse::core::op::IGNORED;
 use ironhorse::core::{Pool, Scalars};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::model::{Gpt2Config, ModelConfig};
 use ironhorse::train::rng::Rng;
-use ironhorse::train::session::{Session, SessionSpec};
+use ironhorse::train::session::SessionSpec;
 
 const SAMPLES: usize = 8;
 const SEQ: usize = 21;
@@ -53,17 +54,12 @@ fn step(
     scalars_of: impl Fn(&[i32], &[i32]) -> Scalars,
 ) -> (f64, Vec<f64>, Vec<f64>) {
     let spec = SessionSpec { train: Some((SAMPLES / micro_steps, SEQ)), ..SessionSpec::default() };
-    let mut session = Session::new(Box::new(CpuEngine::new(2)), config, &spec).unwrap();
-    session.init(11).unwrap();
+    let mut session = session(Box::new(CpuEngine::new(2)), config, &spec, 11);
     let tokens = x.len() / micro_steps;
     for (micro_step, (x, part)) in (0..).zip(x.chunks(tokens).zip(y.chunks(tokens))) {
         session.micro_step(x, part, &Scalars { micro_step, ..scalars_of(y, part) }).unwrap();
     }
-    let (mut gradients, mut one) = (Vec::new(), Vec::new());
-    for spec in session.config().tensors() {
-        session.read_param(Pool::Grads, &spec.name, &mut one).unwrap();
-        gradients.extend(one.iter().map(|&d| f64::from(d)));
-    }
+    let gradients = parameters(&mut session, Pool::Grads).into_iter().map(f64::from).collect();
     let aux = session.routing().unwrap().iter().map(|layer| f64::from(layer.aux)).collect();
     let (loss, _) = session.update(&Scalars::default()).unwrap();
     (f64::from(loss), gradients, aux)
@@ -110,8 +106,7 @@ fn the_loss_is_the_mean_over_the_targets_that_count() {
     let (x, y) = samples(&config);
     let (loss, _, _) = step(config, (&x, &y), 1, whole);
     let spec = SessionSpec { eval: Some((1, SEQ)), ..SessionSpec::default() };
-    let mut session = Session::new(Box::new(CpuEngine::new(1)), config, &spec).unwrap();
-    session.init(11).unwrap();
+    let mut session = session(cpu(), config, &spec, 11);
     let (mut sum, mut count) = (0.0, 0.0);
     for (x, y) in x.chunks(SEQ).zip(y.chunks(SEQ)) {
         let counted = y.iter().filter(|&&target| target != IGNORED).count() as f64;

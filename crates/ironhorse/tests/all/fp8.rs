@@ -2,21 +2,19 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
+use crate::small::{self, Training, damaged};
 use ironhorse::core::op::{Op, Quantize};
 use ironhorse::core::{
-    DType, Engine, EngineExt, Fp8, Fp8Products, Fp8Scales, Operands, Precision, Program, Result, Scalars,
-    Section, Slot,
+    DType, Engine, EngineExt, Fp8, Fp8Products, Fp8Scales, Operands, Precision, Program, Section, Slot,
 };
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::model::{ModelConfig, Recompute};
-use ironhorse::train::rng::Rng;
-use ironhorse::train::session::{Batch, Session, SessionSpec};
-use ironhorse::train::verify::{Lockstep, LockstepReport, Rounding, RoundingEngine};
-use ironhorse_testkit::{Hook, Wrapped};
-use std::ops::Range;
+use ironhorse::train::session::{Session, SessionSpec};
+use ironhorse::train::verify::{LockstepReport, Rounding, RoundingEngine};
 
 const BATCH: (usize, usize) = (2, 32);
 const VOCAB: usize = 208;
+const TRAINING: Training = Training { vocab: VOCAB, batch: BATCH, lr: 3e-3 };
 const HEAD: Fp8Products =
     Fp8Products { head: true, experts: true, gradients: Fp8::E5M2, scales: Fp8Scales::Delayed };
 const BLOCKS: Fp8Products =
@@ -41,32 +39,11 @@ fn models() -> [ModelConfig; 4] {
 
 fn session(config: ModelConfig, engine: Box<dyn Engine>, precision: Precision) -> Session {
     let spec = SessionSpec { train: Some(BATCH), eval: Some(BATCH), precision, ..SessionSpec::default() };
-    let mut session = Session::new(engine, config, &spec).unwrap();
-    session.init(5).unwrap();
-    session
-}
-
-fn tokens() -> (Vec<i32>, Vec<i32>) {
-    let mut rng = Rng::new(3);
-    let count = BATCH.0 * BATCH.1;
-    let stream: Vec<i32> = (0..=count).map(|_| rng.index(VOCAB) as i32).collect();
-    (stream[..count].to_vec(), stream[1..].to_vec())
-}
-
-fn scalars(step: u32) -> Scalars {
-    let loss_scale = 1.0 / (BATCH.0 * BATCH.1) as f32;
-    Scalars { step, loss_scale, lr: 3e-3, weight_decay: 0.1, grad_clip: 1.0, ..Scalars::default() }
+    small::session(engine, config, &spec, 5)
 }
 
 fn losses(config: ModelConfig, threads: usize, precision: Precision, steps: u32) -> Vec<f32> {
-    let (x, y) = tokens();
-    let mut session = session(config, rounding(threads), precision);
-    (1..=steps)
-        .map(|step| {
-            session.micro_step(&x, &y, &scalars(step)).unwrap();
-            session.update(&scalars(step)).unwrap().0
-        })
-        .collect()
+    TRAINING.steps(&mut session(config, rounding(threads), precision), 1..=steps)
 }
 
 #[test]
@@ -133,15 +110,11 @@ fn only_training_multiplies_in_8_bits_and_only_what_can() {
 
 #[test]
 fn recomputing_changes_no_bit() {
-    let (x, y) = tokens();
     for config in models() {
         let run = |recompute| {
             let precision = Precision::BF16.with_fp8(HEAD);
             let spec = SessionSpec { train: Some(BATCH), recompute, precision, ..SessionSpec::default() };
-            let mut session = Session::new(rounding(1), config, &spec).unwrap();
-            session.init(5).unwrap();
-            session.micro_step(&x, &y, &scalars(1)).unwrap();
-            session.update(&scalars(1)).unwrap()
+            TRAINING.step(&mut small::session(rounding(1), config, &spec, 5), 1)
         };
         for recompute in [Recompute::Gelu, Recompute::Full, Recompute::Experts] {
             assert_eq!(run(Recompute::None), run(recompute), "{recompute:?}");
@@ -150,11 +123,7 @@ fn recomputing_changes_no_bit() {
 }
 
 fn lockstep(config: ModelConfig, engine: Box<dyn Engine>, precision: Precision) -> LockstepReport {
-    let (x, y) = tokens();
-    let mut session = session(config, engine, precision);
-    let lockstep =
-        Lockstep { batch: Batch::plain(&x, &y), scalars: scalars(1), passes: 2, operands: Operands::F32 };
-    lockstep.run(&mut session, Box::new(CpuEngine::new(1))).unwrap()
+    TRAINING.lockstep(&mut session(config, engine, precision), Operands::F32)
 }
 
 #[test]
@@ -173,34 +142,6 @@ fn lockstep_passes_and_quantisers_agree_to_the_bit() {
 
 /// Changes values that are rows of so many columns.
 type Change = fn(&mut [f32], usize);
-
-/// Damages what an op has written.
-struct Damage {
-    op: usize,
-    slot: Slot,
-    by: Change,
-}
-
-impl Hook<dyn Engine> for Damage {
-    fn run(
-        &mut self,
-        inner: &mut (dyn Engine + 'static),
-        program: &Program,
-        ops: Range<usize>,
-        scalars: &Scalars,
-    ) -> Result<()> {
-        for i in ops {
-            inner.run(program, i..i + 1, scalars)?;
-            if i == self.op && program.nodes().len() > self.op {
-                let mut values = vec![0.0; self.slot.numel()];
-                inner.read_f32(self.slot, &mut values)?;
-                (self.by)(&mut values, self.slot.shape.cols());
-                inner.write_f32(self.slot, &values)?;
-            }
-        }
-        Ok(())
-    }
-}
 
 /// A doubled scale, two exchanged tiles, a stale maximum, a number that is off by one: each is found, at its op.
 #[test]
@@ -249,8 +190,7 @@ fn every_damage(config: ModelConfig, step: usize) {
             continue;
         }
         for (number, (slot, by)) in damages.into_iter().enumerate() {
-            let engine = Wrapped { inner: rounding(1), hook: Damage { op: i, slot, by } };
-            let report = lockstep(config, Box::new(engine), precision);
+            let report = lockstep(config, damaged(rounding(1), i, Some(slot), by), precision);
             let first = report.first_wrong.as_ref().unwrap_or_else(|| {
                 panic!(
                     "damage {number} of op {i}, {} at {}, passes\n{report}",
@@ -268,7 +208,6 @@ fn every_damage(config: ModelConfig, step: usize) {
 /// A weight that is not finite must not pass for a large one: the step is skipped as in bf16.
 #[test]
 fn what_is_not_finite_stops_the_update() {
-    let (x, y) = tokens();
     let [config, ..] = models();
     for bad in [f32::INFINITY, f32::NAN] {
         let mut session = session(config, rounding(1), Precision::BF16.with_fp8(BLOCKS));
@@ -283,8 +222,7 @@ fn what_is_not_finite_stops_the_update() {
         let one = Slot { shape: [1].into(), ..weight };
         assert_eq!(weight.dtype, DType::BF16);
         session.engine().write_f32(one, &[bad]).unwrap();
-        session.micro_step(&x, &y, &scalars(1)).unwrap();
-        let (loss, norm) = session.update(&scalars(1)).unwrap();
+        let (loss, norm) = TRAINING.step(&mut session, 1);
         assert!(!loss.is_finite() && !norm.is_finite(), "{loss} {norm}");
         let program = session.train_program().unwrap();
         assert!(!program.range(Section::Update).is_empty());
@@ -294,17 +232,10 @@ fn what_is_not_finite_stops_the_update() {
 /// A run that goes on from its weights, moments and scales equals one that was not interrupted; without the scales it does not.
 #[test]
 fn scales_are_part_of_what_a_run_resumes_from() {
-    let (x, y) = tokens();
     let [config, ..] = models();
     let precision = Precision::BF16.with_fp8(HEAD);
-    let step = |session: &mut Session, at: u32| {
-        session.micro_step(&x, &y, &scalars(at)).unwrap();
-        session.update(&scalars(at)).unwrap()
-    };
     let mut whole = session(config, rounding(1), precision);
-    for at in 1..=3 {
-        step(&mut whole, at);
-    }
+    TRAINING.steps(&mut whole, 1..=3);
     let scales = whole.scales().unwrap();
     assert!(scales.len() == 2 * 8 + 2 && scales.iter().all(|scale| *scale > 0.0), "{scales:?}");
     let slots = whole.state_slots().unwrap();
@@ -314,13 +245,13 @@ fn scales_are_part_of_what_a_run_resumes_from() {
     for (slot, bytes) in &mut state {
         whole.engine().read_bytes(*slot, bytes).unwrap();
     }
-    let expected = step(&mut whole, 4);
+    let expected = TRAINING.step(&mut whole, 4);
     for (known, same) in [(&scales[..], true), (&[], false)] {
         let mut resumed = session(config, rounding(1), precision);
         for (slot, bytes) in &state {
             resumed.engine().write_bytes(*slot, bytes).unwrap();
         }
         assert_eq!(resumed.set_scales(known).unwrap(), same);
-        assert_eq!(step(&mut resumed, 4) == expected, same);
+        assert_eq!(TRAINING.step(&mut resumed, 4) == expected, same);
     }
 }

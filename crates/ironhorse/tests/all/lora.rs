@@ -3,33 +3,18 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
-use ironhorse::core::{Engine, EngineExt, Operands, Pool, Precision, Scalars};
-use ironhorse::cpu::CpuEngine;
+use crate::small::{self, bf16, cpu, fixture, saved, values};
+use ironhorse::core::{Engine, Operands, Pool, Precision, Scalars};
 use ironhorse::cuda::{CudaEngine, Settings};
-use ironhorse::train::format::answer_key::AnswerKey;
-use ironhorse::train::format::checkpoint::{Checkpoint, CheckpointParts, TrainerState, write_checkpoint};
 use ironhorse::train::format::peft::AdapterFolder;
 use ironhorse::train::model::{Adapted, Lora, ModelConfig, Recompute, Targets, init};
 use ironhorse::train::session::{Batch, Session, SessionSpec};
-use ironhorse::train::verify::{Basis, KeyReference, Lockstep, Options, Rounding, RoundingEngine, verify};
-use std::path::{Path, PathBuf};
-
-fn cpu() -> Box<dyn Engine> {
-    Box::new(CpuEngine::new(1))
-}
-
-fn bf16() -> Box<dyn Engine> {
-    Box::new(RoundingEngine::new(cpu(), Rounding::Bf16))
-}
+use ironhorse::train::verify::{Basis, Lockstep, Options, Report};
+use std::path::Path;
 
 /// Qwen 3 with adapters of rank 3 on all targets but k, by PEFT.
-fn key() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/fixtures/lora_qwen3.key.safetensors")
-}
-
-fn verified(engine: Box<dyn Engine>, options: &Options) -> ironhorse::train::verify::Report {
-    let mut reference = KeyReference::new(AnswerKey::open(&key()).unwrap(), None).unwrap();
-    verify(engine, &mut reference, options, &mut cpu).unwrap()
+fn verified(engine: Box<dyn Engine>, options: &Options) -> Report {
+    small::verified(engine, &fixture("lora_qwen3.key.safetensors"), options)
 }
 
 #[test]
@@ -93,13 +78,7 @@ fn step(session: &mut Session, number: u32) -> f32 {
 
 fn frozen(session: &mut Session) -> Vec<f32> {
     let slots = session.train_program().unwrap().frozen().to_vec();
-    let mut all = Vec::new();
-    for (_, slot) in slots {
-        let mut values = vec![0.0; slot.numel()];
-        session.engine().read_f32(slot, &mut values).unwrap();
-        all.extend(values);
-    }
-    all
+    slots.into_iter().flat_map(|(_, slot)| values(session, slot)).collect()
 }
 
 #[test]
@@ -139,16 +118,6 @@ fn a_frozen_base_has_neither_gradients_nor_moments() {
     }
 }
 
-fn written(session: &mut Session, folder: &Path) -> Checkpoint {
-    let trainer = TrainerState { step: 4, ..TrainerState::default() };
-    let (config, precision) = (*session.config(), session.train_program().unwrap().precision());
-    let adapter = session.base().cloned().unwrap();
-    let parts =
-        CheckpointParts { adapter: Some(&adapter), ..CheckpointParts::new(&config, precision, &trainer) };
-    write_checkpoint(folder, &parts, |pool, index, bytes| session.read_state(pool, index, bytes)).unwrap();
-    Checkpoint::open(folder).unwrap()
-}
-
 #[test]
 fn a_checkpoint_of_adapters_goes_on_with_the_same_bits() {
     let small = Precision::BF16.with_residual().with_bf16_moments();
@@ -158,7 +127,7 @@ fn a_checkpoint_of_adapters_goes_on_with_the_same_bits() {
         let top = tempfile::tempdir().unwrap();
         let mut one = session(model, engine(), precision);
         (1..=4).for_each(|number| _ = step(&mut one, number));
-        let mut checkpoint = written(&mut one, &top.path().join("step"));
+        let mut checkpoint = saved(&mut one, &top.path().join("step"), 4);
         let mut other = session(model, engine(), precision);
         assert!(other.restore(&mut checkpoint).unwrap(), "byte for byte");
         for number in 5..=7 {

@@ -17,4 +17,5 @@ mod preference;
 mod ranks;
 mod save_together;
 mod serving;
+mod small;
 mod steps;

@@ -3,19 +3,19 @@
 
 #![allow(clippy::unwrap_used)] // a panic is a failed test, in helpers too
 
+use crate::small::{Training, bf16, bits, cpu, fixture, rounding, saved, step, values, verified};
 use ironhorse::core::op::Op;
-use ironhorse::core::{Engine, EngineExt, Operands, Optimizer, Pool, Precision, Scalars};
+use ironhorse::core::{Operands, Optimizer, Pool, Precision, Scalars};
 use ironhorse::cpu::CpuEngine;
-use ironhorse::train::format::answer_key::AnswerKey;
-use ironhorse::train::format::checkpoint::{Checkpoint, CheckpointParts, TrainerState, write_checkpoint};
 use ironhorse::train::model::{ModelConfig, StepOptions};
-use ironhorse::train::rng::Rng;
-use ironhorse::train::session::{Batch, Session, SessionSpec};
-use ironhorse::train::verify::{KeyReference, Lockstep, Options, Report, Rounding, RoundingEngine, verify};
+use ironhorse::train::session::{Session, SessionSpec};
+use ironhorse::train::verify::{Options, Rounding};
 use std::path::Path;
 
 const MUON: Precision = Precision::F32.with_optimizer(Optimizer::Muon);
 const BATCH: (usize, usize) = (2, 17);
+const TRAINING: Training = Training { vocab: 203, batch: BATCH, lr: 1e-2 };
+const STATE: [Pool; 3] = [Pool::Params, Pool::Moment1, Pool::Moment2];
 
 fn models() -> [ModelConfig; 3] {
     let mixture =
@@ -25,60 +25,12 @@ fn models() -> [ModelConfig; 3] {
     [gpt2, llama, mixture].map(|sizes| ModelConfig::parse(sizes).unwrap())
 }
 
-fn cpu() -> Box<dyn Engine> {
-    Box::new(CpuEngine::new(1))
-}
-
-fn rounding(what: Rounding) -> Box<dyn Engine> {
-    Box::new(RoundingEngine::new(cpu(), what))
-}
-
-fn session(engine: Box<dyn Engine>, config: ModelConfig, precision: Precision) -> Session {
-    let spec = SessionSpec { train: Some(BATCH), precision, ..SessionSpec::default() };
-    let mut session = Session::new(engine, config, &spec).unwrap();
-    session.init(5).unwrap();
-    session
-}
-
-fn scalars(step: u32) -> Scalars {
-    let loss_scale = 1.0 / (BATCH.0 * BATCH.1) as f32;
-    Scalars { step, loss_scale, lr: 1e-2, weight_decay: 0.1, grad_clip: 1.0, ..Scalars::default() }
-}
-
-fn tokens() -> (Vec<i32>, Vec<i32>) {
-    let mut rng = Rng::new(3);
-    let stream: Vec<i32> = (0..=BATCH.0 * BATCH.1).map(|_| rng.index(203) as i32).collect();
-    (stream[..BATCH.0 * BATCH.1].to_vec(), stream[1..].to_vec())
-}
-
-fn train(session: &mut Session, steps: std::ops::RangeInclusive<u32>) -> Vec<f32> {
-    let (x, y) = tokens();
-    let mut losses = Vec::new();
-    for step in steps {
-        session.micro_step(&x, &y, &scalars(step)).unwrap();
-        losses.push(session.update(&scalars(step)).unwrap().0);
-    }
-    losses
-}
-
-fn state(session: &mut Session) -> Vec<Vec<u32>> {
-    let program = session.train_program().unwrap().clone();
-    let pools = [Pool::Params, Pool::Moment1, Pool::Moment2];
-    let read = |pool| {
-        let slot = program.flat(pool);
-        let mut values = vec![0.0; slot.numel()];
-        session.engine().read_f32(slot, &mut values).unwrap();
-        values.into_iter().map(f32::to_bits).collect()
-    };
-    pools.map(read).to_vec()
-}
-
 #[test]
 fn every_family_learns_with_the_same_bits_for_any_number_of_threads() {
     for config in models() {
         let run = |threads: usize| {
-            let mut session = session(Box::new(CpuEngine::new(threads)), config, MUON);
-            (train(&mut session, 1..=12), state(&mut session))
+            let mut session = TRAINING.session(Box::new(CpuEngine::new(threads)), config, MUON);
+            (TRAINING.steps(&mut session, 1..=12), bits(&mut session, &STATE))
         };
         let (losses, one) = run(1);
         assert!(losses[11] < 0.7 * losses[0], "{}: {losses:?}", config.kind());
@@ -110,22 +62,14 @@ fn the_matrices_of_the_blocks_have_one_moment() {
 #[test]
 fn steps_have_the_size_of_those_of_adamw() {
     for config in models() {
-        let mut session = session(cpu(), config, MUON);
+        let mut session = TRAINING.session(cpu(), config, MUON);
         let params = session.train_program().unwrap().params().to_vec();
-        let read = |session: &mut Session| {
-            let mut all = Vec::new();
-            for param in &params {
-                let mut values = vec![0.0; param.weight.numel()];
-                session.engine().read_f32(param.weight, &mut values).unwrap();
-                all.push(values);
-            }
-            all
-        };
-        let (x, y) = tokens();
-        let plain = Scalars { weight_decay: 0.0, ..scalars(1) };
+        let read =
+            |session: &mut Session| params.iter().map(|p| values(session, p.weight)).collect::<Vec<_>>();
+        let (x, y) = TRAINING.tokens();
+        let plain = Scalars { weight_decay: 0.0, ..TRAINING.scalars(1) };
         let before = read(&mut session);
-        session.micro_step(&x, &y, &plain).unwrap();
-        session.update(&plain).unwrap();
+        step(&mut session, (&x, &y), &plain);
         for ((param, before), after) in params.iter().zip(before).zip(read(&mut session)) {
             let moved: f64 = before.iter().zip(&after).map(|(a, b)| f64::from(b - a).powi(2)).sum();
             let rms = (moved / before.len() as f64).sqrt() / f64::from(plain.lr);
@@ -162,15 +106,12 @@ fn the_state_of_another_optimizer_is_refused() {
     let config = models()[0];
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("muon-{}", std::process::id()));
     for (kept, asked) in [(MUON, Precision::F32), (Precision::F32, MUON)] {
-        let mut first = session(cpu(), config, kept);
-        train(&mut first, 1..=2);
-        let trainer = TrainerState::default();
-        let parts = CheckpointParts::new(&config, kept, &trainer);
-        write_checkpoint(&folder, &parts, |pool, index, bytes| first.read_state(pool, index, bytes)).unwrap();
-        let mut checkpoint = Checkpoint::open(&folder).unwrap();
+        let mut first = TRAINING.session(cpu(), config, kept);
+        TRAINING.steps(&mut first, 1..=2);
+        let mut checkpoint = saved(&mut first, &folder, 0);
         assert_eq!(checkpoint.precision().unwrap(), kept);
         checkpoint.check_tensors(true).unwrap();
-        let error = session(cpu(), config, asked).restore(&mut checkpoint).unwrap_err().to_string();
+        let error = TRAINING.session(cpu(), config, asked).restore(&mut checkpoint).unwrap_err().to_string();
         let (is, not) = (kept.optimizer.name(), asked.optimizer.name());
         assert!(
             error.contains(&format!("optimizer state is that of {is}, expected that of {not}")),
@@ -178,13 +119,14 @@ fn the_state_of_another_optimizer_is_refused() {
         );
         assert!(error.contains(&format!("--optimizer {is}")) && error.contains("--init"), "{error}");
         // the weights of either start a run of the other
-        session(cpu(), config, asked)
+        TRAINING
+            .session(cpu(), config, asked)
             .load(Pool::Params, |name, values| checkpoint.read_tensor(name, values))
             .unwrap();
-        let mut resumed = session(cpu(), config, kept);
+        let mut resumed = TRAINING.session(cpu(), config, kept);
         assert!(resumed.restore(&mut checkpoint).unwrap(), "byte for byte");
-        assert_eq!(train(&mut first, 3..=5), train(&mut resumed, 3..=5));
-        assert!(state(&mut first) == state(&mut resumed));
+        assert_eq!(TRAINING.steps(&mut first, 3..=5), TRAINING.steps(&mut resumed, 3..=5));
+        assert!(bits(&mut first, &STATE) == bits(&mut resumed, &STATE));
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }
@@ -195,25 +137,19 @@ fn the_state_of_another_optimizer_is_refused() {
 /// python -m ironhorse.export gpt2 --model n_layer=1,n_head=2,n_embd=24,vocab_size=40,max_seq_len=8 --batch 2 --seq 6 \
 ///     --optimizer muon --steps 3 --lr 5e-4 --weight-decay 0.1 --seed 1 --no-acts --stem muon --out DIR
 /// ```
-fn verify_key(engine: Box<dyn Engine>, options: &Options) -> Report {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/fixtures");
-    let key = AnswerKey::open(&fixtures.join("muon_custom.key.safetensors")).unwrap();
-    verify(engine, &mut KeyReference::new(key, None).unwrap(), options, &mut cpu).unwrap()
-}
-
 #[test]
 fn steps_are_those_of_pytorch() {
     let plain = Options::default();
-    let bf16 = Options { precision: Precision::BF16, ..plain };
+    let narrow = Options { precision: Precision::BF16, ..plain };
     let small = Options { precision: Precision::BF16.with_residual().with_bf16_moments(), ..plain };
     let tf32 = Options { operands: Operands::Tf32, ..plain };
     for (engine, options) in [
         (cpu(), plain),
-        (rounding(Rounding::Bf16), bf16),
-        (rounding(Rounding::Bf16), small),
+        (bf16(), narrow),
+        (bf16(), small),
         (rounding(Rounding::Operands(Operands::Tf32)), tf32),
     ] {
-        let report = verify_key(engine, &options);
+        let report = verified(engine, &fixture("muon_custom.key.safetensors"), &options);
         assert!(report.passed(), "{report}");
         let after = report.tensors.iter().find(|row| row.name == "after.h.0.attn.c_attn.weight").unwrap();
         assert!(after.comparison.tolerance < 0.05, "{report}");
@@ -222,14 +158,11 @@ fn steps_are_those_of_pytorch() {
 
 #[test]
 fn engines_agree_op_by_op() {
-    let (x, y) = tokens();
-    let lockstep =
-        Lockstep { batch: Batch::plain(&x, &y), scalars: scalars(1), passes: 2, operands: Operands::F32 };
     for config in models() {
         for precision in [Precision::BF16, Precision::BF16.with_residual().with_bf16_moments()] {
             let precision = precision.with_optimizer(Optimizer::Muon);
-            let mut session = session(rounding(Rounding::Bf16), config, precision);
-            let report = lockstep.run(&mut session, cpu()).unwrap();
+            let mut session = TRAINING.session(bf16(), config, precision);
+            let report = TRAINING.lockstep(&mut session, Operands::F32);
             assert!(report.passed(), "{report}");
             assert!(report.kinds.iter().any(|kind| kind.op == "matmul"), "{report}");
         }

@@ -3,22 +3,22 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
+use crate::small::{Training, bf16, bits, cpu, fixture, saved, step, values, verified};
 use ironhorse::core::op::AdamW;
 use ironhorse::core::{
-    Builder, DType, Engine, EngineExt, Operands, Optimizer, Pool, Precision, RandomRounding, Scalars,
-    Section, bf16_to_f32,
+    Builder, DType, EngineExt, Operands, Optimizer, Pool, Precision, RandomRounding, Scalars, Section,
+    bf16_to_f32,
 };
-use ironhorse::cpu::CpuEngine;
-use ironhorse::train::format::answer_key::AnswerKey;
-use ironhorse::train::format::checkpoint::{Checkpoint, CheckpointParts, TrainerState, write_checkpoint};
 use ironhorse::train::model::ModelConfig;
 use ironhorse::train::rng::Rng;
-use ironhorse::train::session::{Batch, Session, SessionSpec};
-use ironhorse::train::verify::{KeyReference, Lockstep, Options, Rounding, RoundingEngine, verify};
+use ironhorse::train::session::{Session, SessionSpec};
+use ironhorse::train::verify::Options;
 use ironhorse_testkit::check_residual;
 use std::path::Path;
 
-const BATCH: (usize, usize) = (2, 17);
+const TRAINING: Training = Training { vocab: 203, batch: (2, 17), lr: 3e-3 };
+/// Everything that an update changes.
+const STATE: [Pool; 4] = [Pool::Params, Pool::Master, Pool::Moment1, Pool::Moment2];
 const NARROW: Precision = Precision::BF16;
 const CHOICES: [Precision; 6] = [
     NARROW.with_residual(),
@@ -29,66 +29,19 @@ const CHOICES: [Precision; 6] = [
     NARROW.with_residual().with_bf16_moments().with_optimizer(Optimizer::Muon),
 ];
 
-fn cpu() -> Box<dyn Engine> {
-    Box::new(CpuEngine::new(1))
-}
-
-fn rounding() -> Box<dyn Engine> {
-    Box::new(RoundingEngine::new(cpu(), Rounding::Bf16))
-}
-
 fn model() -> ModelConfig {
     let sizes = "hidden=40,layers=2,heads=6,kv_heads=3,head_dim=10,ffn=37,vocab=203,context=40";
     ModelConfig::parse(&format!("{sizes},experts=5,top_k=2,aux_alpha=0.1")).unwrap()
 }
 
 fn session(precision: Precision) -> Session {
-    let spec = SessionSpec { train: Some(BATCH), precision, ..SessionSpec::default() };
-    let mut session = Session::new(rounding(), model(), &spec).unwrap();
-    session.init(5).unwrap();
-    session
-}
-
-fn tokens() -> (Vec<i32>, Vec<i32>) {
-    let mut rng = Rng::new(3);
-    let count = BATCH.0 * BATCH.1;
-    let stream: Vec<i32> = (0..=count).map(|_| rng.index(203) as i32).collect();
-    (stream[..count].to_vec(), stream[1..].to_vec())
-}
-
-fn scalars(step: u32) -> Scalars {
-    let loss_scale = 1.0 / (BATCH.0 * BATCH.1) as f32;
-    Scalars { step, loss_scale, lr: 3e-3, weight_decay: 0.1, grad_clip: 1.0, ..Scalars::default() }
-}
-
-fn train(session: &mut Session, steps: std::ops::RangeInclusive<u32>) -> Vec<f32> {
-    let (x, y) = tokens();
-    let mut losses = Vec::new();
-    for step in steps {
-        session.micro_step(&x, &y, &scalars(step)).unwrap();
-        losses.push(session.update(&scalars(step)).unwrap().0);
-    }
-    losses
-}
-
-/// Everything that an update changes, byte for byte.
-fn state(session: &mut Session) -> Vec<Vec<u32>> {
-    let program = session.train_program().unwrap().clone();
-    let pools = [Pool::Params, Pool::Master, Pool::Moment1, Pool::Moment2];
-    pools
-        .map(|pool| {
-            let slot = program.flat(pool);
-            let mut values = vec![0.0; slot.numel()];
-            session.engine().read_f32(slot, &mut values).unwrap();
-            values.into_iter().map(f32::to_bits).collect()
-        })
-        .to_vec()
+    TRAINING.session(bf16(), model(), precision)
 }
 
 #[test]
 fn a_residual_is_the_f32_master_to_the_bit() {
     for grads in [DType::BF16, DType::F32] {
-        check_residual(&mut rounding, grads, 60).unwrap();
+        check_residual(&mut bf16, grads, 60).unwrap();
     }
 }
 
@@ -96,15 +49,11 @@ fn a_residual_is_the_f32_master_to_the_bit() {
 fn a_model_learns_with_every_choice_and_weights_stay_bf16() {
     for precision in CHOICES {
         let mut session = session(precision);
-        let losses = train(&mut session, 1..=30);
+        let losses = TRAINING.steps(&mut session, 1..=30);
         assert!(losses[29] < 0.7 * losses[0], "{losses:?}");
         let param = session.train_program().unwrap().params()[0].clone();
-        let read = |session: &mut Session, pool: Pool| {
-            let mut values = vec![0.0; param.weight.numel()];
-            session.engine().read_f32(param.in_pool(pool), &mut values).unwrap();
-            values
-        };
-        let (weights, moments) = (read(&mut session, Pool::Params), read(&mut session, Pool::Moment2));
+        let [weights, moments] =
+            [Pool::Params, Pool::Moment2].map(|pool| values(&mut session, param.in_pool(pool)));
         let is_bf16 = |values: &[f32]| values.iter().all(|value| value.to_bits() & 0xffff == 0);
         assert!(is_bf16(&weights));
         assert_eq!(is_bf16(&moments), precision.moments == DType::BF16);
@@ -120,11 +69,9 @@ fn a_model_learns_with_every_choice_and_weights_stay_bf16() {
 fn the_same_seed_gives_the_same_bits_and_another_seed_other_moments() {
     let run = |seed: u64| {
         let mut session = session(NARROW.with_residual().with_bf16_moments());
-        let (x, y) = tokens();
-        let scalars = Scalars { seed, ..scalars(1) };
-        session.micro_step(&x, &y, &scalars).unwrap();
-        session.update(&scalars).unwrap();
-        state(&mut session)
+        let (x, y) = TRAINING.tokens();
+        step(&mut session, (&x, &y), &Scalars { seed, ..TRAINING.scalars(1) });
+        bits(&mut session, &STATE)
     };
     let (first, again, other) = (run(1), run(1), run(2));
     assert!(first == again);
@@ -137,24 +84,23 @@ fn the_same_seed_gives_the_same_bits_and_another_seed_other_moments() {
 fn a_checkpoint_brings_every_bit_back() {
     for precision in [CHOICES[0], CHOICES[2], CHOICES[5], NARROW] {
         let mut session = session(precision);
-        train(&mut session, 1..=3);
+        TRAINING.steps(&mut session, 1..=3);
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("state-{}", std::process::id()));
-        let (config, trainer) = (model(), TrainerState::default());
-        let parts = CheckpointParts::new(&config, precision, &trainer);
-        write_checkpoint(&folder, &parts, |pool, index, bytes| session.read_state(pool, index, bytes))
-            .unwrap();
-        let mut checkpoint = Checkpoint::open(&folder).unwrap();
-        let spec = SessionSpec { train: Some(BATCH), precision, ..SessionSpec::default() };
-        let mut resumed = Session::new(rounding(), config, &spec).unwrap();
+        let mut checkpoint = saved(&mut session, &folder, 0);
+        let spec = SessionSpec { train: Some(TRAINING.batch), precision, ..SessionSpec::default() };
+        let mut resumed = Session::new(bf16(), model(), &spec).unwrap();
         assert!(resumed.restore(&mut checkpoint).unwrap(), "byte for byte");
-        assert!(state(&mut session) == state(&mut resumed), "weights, masters or residuals, moments");
+        assert!(
+            bits(&mut session, &STATE) == bits(&mut resumed, &STATE),
+            "weights, masters or residuals, moments"
+        );
         // an engine with f32 state restores the exact values
         let exact = Precision::F32.with_optimizer(precision.optimizer);
-        let f32 = SessionSpec { train: Some(BATCH), precision: exact, ..SessionSpec::default() };
-        let mut wider = Session::new(cpu(), config, &f32).unwrap();
+        let f32 = SessionSpec { precision: exact, ..spec };
+        let mut wider = Session::new(cpu(), model(), &f32).unwrap();
         assert_eq!(wider.restore(&mut checkpoint).unwrap(), precision == Precision::F32);
         let (mut exact, mut widened) = (Vec::new(), Vec::new());
-        for spec in config.tensors() {
+        for spec in model().tensors() {
             for pool in [Pool::Params, Pool::Moment1, Pool::Moment2] {
                 session.read_param(pool, &spec.name, &mut exact).unwrap();
                 wider.read_param(pool, &spec.name, &mut widened).unwrap();
@@ -162,24 +108,18 @@ fn a_checkpoint_brings_every_bit_back() {
             }
         }
         std::fs::remove_dir_all(&folder).unwrap();
-        assert_eq!(train(&mut session, 4..=6), train(&mut resumed, 4..=6));
-        assert!(state(&mut session) == state(&mut resumed));
+        assert_eq!(TRAINING.steps(&mut session, 4..=6), TRAINING.steps(&mut resumed, 4..=6));
+        assert!(bits(&mut session, &STATE) == bits(&mut resumed, &STATE));
     }
 }
 
 #[test]
 fn lockstep_and_verify_pass_with_every_choice() {
-    let (x, y) = tokens();
-    let lockstep =
-        Lockstep { batch: Batch::plain(&x, &y), scalars: scalars(1), passes: 2, operands: Operands::F32 };
     for precision in CHOICES {
-        let report = lockstep.run(&mut session(precision), cpu()).unwrap();
+        let report = TRAINING.lockstep(&mut session(precision), Operands::F32);
         assert!(report.passed(), "{report}");
-        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/fixtures");
-        let key = AnswerKey::open(&fixtures.join("small_moe.key.safetensors")).unwrap();
         let options = Options { precision, ..Options::default() };
-        let report =
-            verify(rounding(), &mut KeyReference::new(key, None).unwrap(), &options, &mut cpu).unwrap();
+        let report = verified(bf16(), &fixture("small_moe.key.safetensors"), &options);
         assert!(report.passed(), "{report}");
         assert!(report.tensors.iter().any(|row| row.name.starts_with("after.")), "{report}");
     }
@@ -204,7 +144,7 @@ fn bf16_moments_have_no_mean_error_and_the_spread_of_their_roundings() {
             b.push(AdamW { params, master: Some(master), grads, moment1, moment2, norm, halt, first: 0 })
                 .unwrap();
             let program = b.finish().unwrap();
-            let mut engine = rounding();
+            let mut engine = bf16();
             engine.reserve(program.layout()).unwrap();
             engine.write_f32(norm, &[1.0]).unwrap();
             let mut rng = Rng::new(1);
@@ -235,16 +175,13 @@ fn moments_have_the_bits_of_their_seed_step_and_place() {
     let mut session = session(NARROW.with_bf16_moments());
     let mut exact = self::session(NARROW);
     for session in [&mut session, &mut exact] {
-        train(session, 1..=1);
+        TRAINING.steps(session, 1..=1);
     }
     let [slot, second] = [Pool::Moment1, Pool::Moment2].map(|pool| exact.train_program().unwrap().flat(pool));
-    let (mut want, mut squares) = (vec![0.0; slot.numel()], vec![0.0; slot.numel()]);
-    exact.engine().read_f32(slot, &mut want).unwrap();
-    exact.engine().read_f32(second, &mut squares).unwrap();
-    let rounding = RandomRounding::new(scalars(1).seed, 1);
+    let (want, squares) = (values(&mut exact, slot), values(&mut exact, second));
+    let rounding = RandomRounding::new(TRAINING.scalars(1).seed, 1);
     let narrow = session.train_program().unwrap().flat(Pool::Moment1);
-    let mut got = vec![0.0; narrow.numel()];
-    session.engine().read_f32(narrow, &mut got).unwrap();
+    let got = values(&mut session, narrow);
     for (i, ((got, m), v)) in got.iter().zip(want).zip(squares).enumerate() {
         assert_eq!(got.to_bits(), bf16_to_f32(rounding.moments(i as u64, [m, v])[0]).to_bits(), "{i}");
     }

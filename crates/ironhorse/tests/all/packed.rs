@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // a panic is a failed test, in helpers too
 
+use crate::small;
 use ironhorse::core::{Engine, EngineExt, Precision, Program, Scalars, Section, Slot};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::data::{LoaderConfig, PackedLoader, Sample};
@@ -183,8 +184,7 @@ fn a_session_takes_what_the_loader_packs_and_nothing_else() {
     assert_eq!(loader.next_batch([&mut x, &mut y, &mut positions]).unwrap().tokens, 32);
     let shape = Some((2, 16));
     let spec = SessionSpec { train: shape, eval: shape, packed: true, ..SessionSpec::default() };
-    let mut session = Session::new(Box::new(CpuEngine::new(2)), configs()[2], &spec).unwrap();
-    session.init(1).unwrap();
+    let mut session = small::session(Box::new(CpuEngine::new(2)), configs()[2], &spec, 1);
     let scalars = Scalars { step: 1, ..Scalars::default() }.counting(&y);
     let packed = Batch { positions: Some(&positions), ..Batch::plain(&x, &y) };
     let want = session.evaluate_batch(packed).unwrap();

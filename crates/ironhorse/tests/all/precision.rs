@@ -3,61 +3,18 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
-use ironhorse::core::{DType, Engine, EngineExt, Operands, Pool, Precision, Program, Result, Scalars};
+use crate::small::{Training, bf16, cpu, damaged, fixture, rounding, values, verified};
+use ironhorse::core::{DType, Engine, EngineExt, Operands, Pool, Precision};
 use ironhorse::cpu::{CpuEngine, CpuSettings};
-use ironhorse::train::format::answer_key::AnswerKey;
 use ironhorse::train::model::{Gpt2Config, ModelConfig, Recompute};
-use ironhorse::train::rng::Rng;
-use ironhorse::train::session::{Batch, Session, SessionSpec};
-use ironhorse::train::verify::{
-    Basis, KeyReference, Lockstep, LockstepReport, Options, Report, Rounding, RoundingEngine,
-    first_non_finite, verify,
-};
-use ironhorse_testkit::{Hook, Wrapped};
-use std::ops::Range;
+use ironhorse::train::session::Batch;
+use ironhorse::train::verify::{Basis, LockstepReport, Options, Report, Rounding, first_non_finite};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-fn cpu() -> Box<dyn Engine> {
-    Box::new(CpuEngine::new(1))
-}
 
 /// The CPU engine with products of bf16 operands.
 fn cpu_bf16() -> Box<dyn Engine> {
     Box::new(CpuEngine::with(CpuSettings { threads: 1, operands: Operands::Bf16 }))
-}
-
-fn rounding(rounding: Rounding) -> Box<dyn Engine> {
-    Box::new(RoundingEngine::new(cpu(), rounding))
-}
-
-/// Damages the result of one op: adds `by` to the value at `element` of its first argument.
-struct Wrong {
-    op: usize,
-    element: usize,
-    by: fn(f32) -> f32,
-}
-
-impl Hook<dyn Engine> for Wrong {
-    fn run(
-        &mut self,
-        inner: &mut (dyn Engine + 'static),
-        program: &Program,
-        ops: Range<usize>,
-        scalars: &Scalars,
-    ) -> Result<()> {
-        for i in ops {
-            inner.run(program, i..i + 1, scalars)?;
-            if i == self.op {
-                let slot = program.nodes()[i].op.args()[0].slot;
-                let mut values = vec![0.0; slot.numel()];
-                inner.read_f32(slot, &mut values)?;
-                values[self.element] = (self.by)(values[self.element]);
-                inner.write_f32(slot, &values)?;
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Odd sizes on purpose.
@@ -72,34 +29,10 @@ fn mixtures() -> [ModelConfig; 2] {
         .map(|more| ModelConfig::parse(&format!("{sizes},{more}")).unwrap())
 }
 
-const BATCH: (usize, usize) = (2, 33);
-
-fn session(engine: Box<dyn Engine>, precision: Precision) -> Session {
-    session_of(odd(), engine, precision)
-}
-
-fn session_of(config: ModelConfig, engine: Box<dyn Engine>, precision: Precision) -> Session {
-    let spec = SessionSpec { train: Some(BATCH), precision, ..SessionSpec::default() };
-    let mut session = Session::new(engine, config, &spec).unwrap();
-    session.init(5).unwrap();
-    session
-}
-
-fn tokens() -> (Vec<i32>, Vec<i32>) {
-    let mut rng = Rng::new(3);
-    let count = BATCH.0 * BATCH.1;
-    let stream: Vec<i32> = (0..=count).map(|_| rng.index(odd().vocab_size()) as i32).collect();
-    (stream[..count].to_vec(), stream[1..].to_vec())
-}
-
-fn scalars(step: u32) -> Scalars {
-    let loss_scale = 1.0 / (BATCH.0 * BATCH.1) as f32;
-    Scalars { step, loss_scale, lr: 3e-3, weight_decay: 0.1, grad_clip: 1.0, ..Scalars::default() }
-}
+const TRAINING: Training = Training { vocab: 203, batch: (2, 33), lr: 3e-3 };
 
 #[test]
 fn a_model_learns_in_bf16() {
-    let (x, y) = tokens();
     let [experts, llama] = mixtures();
     for (config, precision) in [
         (odd(), Precision::BF16),
@@ -108,18 +41,11 @@ fn a_model_learns_in_bf16() {
         (experts, Precision::BF16_F32_GRADS),
         (llama, Precision::BF16),
     ] {
-        let mut session = session_of(config, rounding(Rounding::Bf16), precision);
-        let mut losses = Vec::new();
-        for step in 1..=30 {
-            session.micro_step(&x, &y, &scalars(step)).unwrap();
-            losses.push(session.update(&scalars(step)).unwrap().0);
-        }
+        let mut session = TRAINING.session(bf16(), config, precision);
+        let losses = TRAINING.steps(&mut session, 1..=30);
         assert!(losses[29] < 0.7 * losses[0], "{losses:?}");
-        let [mut rounded, mut master] = [Vec::new(), Vec::new()];
         let param = session.train_program().unwrap().params()[0].clone();
-        let slot = param.weight;
-        rounded.resize(slot.numel(), 0.0);
-        session.engine().read_f32(slot, &mut rounded).unwrap();
+        let (rounded, mut master) = (values(&mut session, param.weight), Vec::new());
         session.read_param(Pool::Params, &param.name, &mut master).unwrap();
         assert!(rounded.iter().all(|value| value.to_bits() & 0xffff == 0), "every weight is a bf16");
         assert!(master.iter().any(|value| value.to_bits() & 0xffff != 0), "the master weights are not");
@@ -138,10 +64,7 @@ fn lockstep_of(
     precision: Precision,
     operands: Operands,
 ) -> LockstepReport {
-    let (x, y) = tokens();
-    let mut session = session_of(config, engine, precision);
-    let lockstep = Lockstep { batch: Batch::plain(&x, &y), scalars: scalars(1), passes: 2, operands };
-    lockstep.run(&mut session, cpu()).unwrap()
+    TRAINING.lockstep(&mut TRAINING.session(engine, config, precision), operands)
 }
 
 #[test]
@@ -161,7 +84,7 @@ fn the_cpu_agrees_with_itself_to_the_bit() {
 fn rounding_of_mixtures_is_within_the_tolerances_of_lockstep() {
     for config in mixtures() {
         for precision in [Precision::BF16, Precision::BF16_F32_GRADS] {
-            let report = lockstep_of(config, rounding(Rounding::Bf16), precision, Operands::F32);
+            let report = lockstep_of(config, bf16(), precision, Operands::F32);
             assert!(report.passed(), "{report}");
         }
         let report =
@@ -173,11 +96,11 @@ fn rounding_of_mixtures_is_within_the_tolerances_of_lockstep() {
 #[test]
 fn lockstep_finds_every_wrong_op_of_a_mixture() {
     let [experts, _] = mixtures();
-    let program = session_of(experts, cpu(), Precision::F32).train_program().unwrap().clone();
+    let program = TRAINING.session(cpu(), experts, Precision::F32).train_program().unwrap().clone();
     let floats = |op: usize| program.nodes()[op].op.args()[0].slot.dtype == DType::F32;
     for op in (0..program.nodes().len()).filter(|&op| floats(op)).step_by(5) {
-        let wrong = Wrapped { inner: cpu(), hook: Wrong { op, element: 0, by: |value| value + 1.0 } };
-        let report = lockstep_of(experts, Box::new(wrong), Precision::F32, Operands::F32);
+        let wrong = damaged(cpu(), op, None, |values, _| values[0] += 1.0);
+        let report = lockstep_of(experts, wrong, Precision::F32, Operands::F32);
         let first = report.first_wrong.as_ref().unwrap_or_else(|| panic!("op {op} passes\n{report}"));
         assert_eq!((first.index, first.op), (op, program.nodes()[op].op.name()));
     }
@@ -186,7 +109,7 @@ fn lockstep_finds_every_wrong_op_of_a_mixture() {
 #[test]
 fn rounding_is_within_the_tolerances_of_lockstep() {
     for precision in [Precision::BF16, Precision::BF16_F32_GRADS] {
-        let report = run_lockstep(rounding(Rounding::Bf16), precision, Operands::F32);
+        let report = run_lockstep(bf16(), precision, Operands::F32);
         assert!(report.passed(), "{report}");
         assert!(report.kinds.iter().any(|kind| kind.worst > 1e-4), "{report}");
     }
@@ -211,12 +134,12 @@ fn products_of_bf16_operands_are_within_what_they_cost() {
 
 #[test]
 fn lockstep_names_the_first_wrong_op() {
-    let program = session(cpu(), Precision::F32).train_program().unwrap().clone();
+    let program = TRAINING.session(cpu(), odd(), Precision::F32).train_program().unwrap().clone();
     for op in [0, 7, program.nodes().len() / 2, program.nodes().len() - 2, program.nodes().len() - 1] {
         for precision in [Precision::F32, Precision::BF16] {
-            let inner = if precision == Precision::F32 { cpu() } else { rounding(Rounding::Bf16) };
-            let wrong = Wrapped { inner, hook: Wrong { op, element: 0, by: |value| value + 1.0 } };
-            let report = run_lockstep(Box::new(wrong), precision, Operands::F32);
+            let inner = if precision == Precision::F32 { cpu() } else { bf16() };
+            let wrong = damaged(inner, op, None, |values, _| values[0] += 1.0);
+            let report = run_lockstep(wrong, precision, Operands::F32);
             let first = report.first_wrong.as_ref().unwrap_or_else(|| panic!("op {op} passes\n{report}"));
             let node = &program.nodes()[op];
             assert_eq!((first.index, first.pass, first.op), (op, 0, node.op.name()));
@@ -239,21 +162,19 @@ const BASES: [Basis; 2] = [Basis::PyTorch, Basis::Simulation];
 /// `small_custom`: one layer, two heads, 32 channels, 40 tokens, batch 2 × 6, two optimizer steps. The key is older
 /// than the metadata about bf16, which is in a separate file.
 fn run_verify(engine: Box<dyn Engine>, basis: Basis, options: &Options) -> Report {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/fixtures");
-    let mut file = fixtures.join("small_custom.key.safetensors");
-    if basis == Basis::PyTorch {
-        let errors = std::fs::read_to_string(fixtures.join("small_custom.torch_error_bf16.json")).unwrap();
-        let key = std::fs::read(&file).unwrap();
-        static NEXT: AtomicUsize = AtomicUsize::new(0);
-        let name = format!("{}-{}.key", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-        std::fs::write(&file, with_metadata(&key, "torch_error_bf16", &errors.replace('\n', ""))).unwrap();
+    let key = fixture("small_custom.key.safetensors");
+    if basis == Basis::Simulation {
+        return verified(engine, &key, options);
     }
-    let key = AnswerKey::open(&file).unwrap();
-    if basis == Basis::PyTorch {
-        std::fs::remove_file(&file).unwrap();
-    }
-    verify(engine, &mut KeyReference::new(key, None).unwrap(), options, &mut cpu).unwrap()
+    let errors = std::fs::read_to_string(fixture("small_custom.torch_error_bf16.json")).unwrap();
+    let key = std::fs::read(&key).unwrap();
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let name = format!("{}-{}.key", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&file, with_metadata(&key, "torch_error_bf16", &errors.replace('\n', ""))).unwrap();
+    let report = verified(engine, &file, options);
+    std::fs::remove_file(&file).unwrap();
+    report
 }
 
 fn with_metadata(key: &[u8], name: &str, json: &str) -> Vec<u8> {
@@ -271,7 +192,7 @@ fn with_metadata(key: &[u8], name: &str, json: &str) -> Vec<u8> {
 fn bf16_agrees_with_a_key_within_what_it_costs() {
     let options = Options { precision: Precision::BF16, ..Options::default() };
     for basis in BASES {
-        let report = run_verify(rounding(Rounding::Bf16), basis, &options);
+        let report = run_verify(bf16(), basis, &options);
         assert!(report.passed(), "{report}");
         assert_eq!(report.tolerances, basis);
         assert!(report.tensors.iter().any(|row| row.name.starts_with("after.")));
@@ -290,9 +211,7 @@ fn bf16_agrees_with_a_key_within_what_it_costs() {
 ///     --batch 2 --seq 6 --steps 2 --seed 1 --stem small --out DIR
 /// ```
 fn verify_mixture(engine: Box<dyn Engine>, options: &Options) -> Report {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/fixtures");
-    let key = AnswerKey::open(&fixtures.join("small_moe.key.safetensors")).unwrap();
-    verify(engine, &mut KeyReference::new(key, None).unwrap(), options, &mut cpu).unwrap()
+    verified(engine, &fixture("small_moe.key.safetensors"), options)
 }
 
 #[test]
@@ -311,8 +230,8 @@ fn a_mixture_agrees_with_its_key() {
 
 #[test]
 fn a_mixture_agrees_with_its_key_in_bf16_and_tf32() {
-    let bf16 = Options { precision: Precision::BF16, ..Options::default() };
-    let report = verify_mixture(rounding(Rounding::Bf16), &bf16);
+    let narrow = Options { precision: Precision::BF16, ..Options::default() };
+    let report = verify_mixture(bf16(), &narrow);
     assert!(report.passed(), "{report}");
     let tf32 = Options { operands: Operands::Tf32, ..Options::default() };
     let report = verify_mixture(rounding(Rounding::Operands(Operands::Tf32)), &tf32);
@@ -326,9 +245,8 @@ fn a_wrong_element_is_found_in_bf16_and_tf32() {
     for basis in BASES {
         for (options, round) in [(&bf16, Rounding::Bf16), (&tf32, Rounding::Operands(Operands::Tf32))] {
             for op in [0, 2, 3, 6, 8] {
-                let by = |value: f32| value + 1.0;
-                let wrong = Wrapped { inner: rounding(round), hook: Wrong { op, element: 35, by } };
-                let report = run_verify(Box::new(wrong), basis, options);
+                let wrong = damaged(rounding(round), op, None, |values, _| values[35] += 1.0);
+                let report = run_verify(wrong, basis, options);
                 let first = report.first_wrong.as_ref().unwrap_or_else(|| panic!("op {op}: {report}"));
                 let wide = ["c_attn", "gelu"].iter().any(|end| first.tensor.ends_with(end));
                 let index = if wide { [0, 0, 35] } else { [0, 1, 3] };
@@ -353,22 +271,22 @@ fn tf32_agrees_with_a_key_within_what_it_costs() {
 
 #[test]
 fn the_first_number_that_is_none_is_named() {
-    let (x, y) = tokens();
+    let ((x, y), scalars) = (TRAINING.tokens(), TRAINING.scalars(1));
     for precision in [Precision::F32, Precision::BF16] {
-        let engine = || if precision == Precision::F32 { cpu() } else { rounding(Rounding::Bf16) };
-        let mut healthy = session(engine(), precision);
-        assert_eq!(first_non_finite(&mut healthy, Batch::plain(&x, &y), &scalars(1)).unwrap(), None);
-        let mut planted = session(engine(), precision);
+        let engine = || if precision == Precision::F32 { cpu() } else { bf16() };
+        let mut healthy = TRAINING.session(engine(), odd(), precision);
+        assert_eq!(first_non_finite(&mut healthy, Batch::plain(&x, &y), &scalars).unwrap(), None);
+        let mut planted = TRAINING.session(engine(), odd(), precision);
         let slot = planted.train_program().unwrap().params()[5].weight;
         let mut values = vec![0.0; slot.numel()];
         values[41] = f32::NAN;
         planted.engine().write_f32(slot, &values).unwrap();
-        let found = first_non_finite(&mut planted, Batch::plain(&x, &y), &scalars(1)).unwrap().unwrap();
+        let found = first_non_finite(&mut planted, Batch::plain(&x, &y), &scalars).unwrap().unwrap();
         assert!(found.contains(" at [") && found.contains("is NaN before the step"), "{found}");
 
-        let wrong = Wrapped { inner: engine(), hook: Wrong { op: 2, element: 120, by: |_| f32::INFINITY } };
-        let mut broken = session(Box::new(wrong), precision);
-        let found = first_non_finite(&mut broken, Batch::plain(&x, &y), &scalars(1)).unwrap().unwrap();
+        let wrong = damaged(engine(), 2, None, |values, _| values[120] = f32::INFINITY);
+        let mut broken = TRAINING.session(wrong, odd(), precision);
+        let found = first_non_finite(&mut broken, Batch::plain(&x, &y), &scalars).unwrap().unwrap();
         assert_eq!(found, "linear_fwd at h.0.attn.c_attn (forward, op 2) wrote inf to `out` at [0, 1, 0]");
     }
 }

@@ -3,43 +3,33 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
+use crate::small::{bf16, cpu, fixture, verified};
 use ironhorse::core::{Engine, Operands, Precision, Scalars};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::data::{LoaderConfig, PackedLoader, Sample};
-use ironhorse::train::format::answer_key::AnswerKey;
 use ironhorse::train::model::{Lora, ModelConfig, Recompute, Targets};
 use ironhorse::train::rng::Rng;
 use ironhorse::train::session::{Batch, BatchPairs, OwnedBatch, Session, SessionSpec};
-use ironhorse::train::verify::{KeyReference, Lockstep, Options, Rounding, RoundingEngine, verify};
-use std::path::{Path, PathBuf};
+use ironhorse::train::verify::{Lockstep, Options};
 
 const VOCAB: usize = 51;
 const SEQ: usize = 40;
 const BETA: f32 = 0.5;
 
-fn cpu() -> Box<dyn Engine> {
-    Box::new(CpuEngine::new(1))
-}
-
-/// A Llama and packed pairs, by plain PyTorch: `python/tests/dpo_keys.py`.
-fn key() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../train/tests/fixtures/dpo_llama.key.safetensors")
-}
-
+/// Of a Llama and packed pairs, by plain PyTorch: `python/tests/dpo_keys.py`.
 #[test]
 fn loss_rewards_and_gradients_are_those_of_pytorch() {
-    let reference = || KeyReference::new(AnswerKey::open(&key()).unwrap(), None).unwrap();
+    let key = fixture("dpo_llama.key.safetensors");
     for recompute in [Recompute::None, Recompute::Full] {
         let options = Options { recompute, ..Options::default() };
-        let report = verify(cpu(), &mut reference(), &options, &mut cpu).unwrap();
+        let report = verified(cpu(), &key, &options);
         assert!(report.passed(), "{report}");
         for name in ["rewards", "loss", "losses", "logits", "grad.model.embed_tokens.weight"] {
             assert!(report.tensors.iter().any(|row| row.name == name), "{name} is not compared");
         }
     }
-    let bf16 = Box::new(RoundingEngine::new(cpu(), Rounding::Bf16));
     let options = Options { precision: Precision::BF16, steps: Some(0), ..Options::default() };
-    let report = verify(bf16, &mut reference(), &options, &mut cpu).unwrap();
+    let report = verified(bf16(), &key, &options);
     assert!(report.passed(), "{report}");
 }
 

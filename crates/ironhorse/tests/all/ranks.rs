@@ -3,15 +3,15 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
 use crate::odd_engine::Odd;
+use crate::small::{self, bits};
 use ironhorse::core::op::Op;
 use ironhorse::core::ranks::{Turn, turns};
 use ironhorse::core::{
-    Communicator, EngineExt, Fp8, Fp8Products, Fp8Scales, Optimizer, Place, Pool, Precision, Scalars,
-    Section, Shard, host_memory,
+    Communicator, Fp8, Fp8Products, Fp8Scales, Optimizer, Place, Pool, Precision, Scalars, Section, Shard,
+    host_memory,
 };
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::model::{Lora, ModelConfig, Sums, Targets};
-use ironhorse::train::rng::Rng;
 use ironhorse::train::session::{Batch, Session, SessionSpec};
 use ironhorse_testkit::thread_ranks;
 use std::sync::Arc;
@@ -47,10 +47,7 @@ impl Job {
 }
 
 fn tokens(vocab: usize, micro_step: usize, step: u32) -> (Vec<i32>, Vec<i32>) {
-    let mut rng = Rng::new(u64::from(step) * 1000 + micro_step as u64);
-    let count = SHAPE.0 * SHAPE.1;
-    let stream: Vec<i32> = (0..=count).map(|_| rng.index(vocab) as i32).collect();
-    (stream[..count].to_vec(), stream[1..].to_vec())
+    small::tokens(vocab, SHAPE.0 * SHAPE.1, u64::from(step) * 1000 + micro_step as u64)
 }
 
 /// What a run gives: losses and norms of its steps, and the whole state after the last.
@@ -78,14 +75,7 @@ fn train(job: Job, session: &mut Session, steps: std::ops::Range<u32>) -> Vec<[u
     let mut results = Vec::new();
     for step in steps {
         let count = SHAPE.0 * SHAPE.1 * job.accumulate as usize;
-        let scalars = Scalars {
-            step: step + 1,
-            lr: 1e-2,
-            loss_scale: 1.0 / count as f32,
-            weight_decay: 0.1,
-            grad_clip: 0.01,
-            ..Scalars::default()
-        };
+        let scalars = Scalars { grad_clip: 0.01, ..small::scalars(step + 1, count, 1e-2) };
         for number in session.begin_step(job.accumulate as usize) {
             let (x, y) = tokens(job.config.vocab_size(), number, step);
             let scalars = Scalars { micro_step: number as u32, ..scalars };
@@ -112,11 +102,8 @@ fn run(job: Job, world: usize) -> Outcome {
             scope.spawn(move || {
                 let mut session = session(job, ranks);
                 let results = train(job, &mut session, 0..STEPS);
-                let slot = session.train_program().unwrap().flat(Pool::Params);
-                let mut weights = vec![0.0; slot.numel()];
-                session.engine().read_f32(slot, &mut weights).unwrap();
-                let state = state(&mut session);
-                (Outcome { results, state }, weights.iter().map(|w| w.to_bits()).collect())
+                let weights = bits(&mut session, &[Pool::Params]).remove(0);
+                (Outcome { results, state: state(&mut session) }, weights)
             })
         };
         let threads: Vec<_> = thread_ranks(world).into_iter().map(rank).collect();

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is a failed test, in helpers too
 
+use crate::small;
 use ironhorse::core::{Operands, Pool};
 use ironhorse::cpu::gemm::multiplies_bf16;
 use ironhorse::cpu::{CpuEngine, CpuSettings};
@@ -32,10 +33,7 @@ fn session(sizes: &str, threads: usize, spec: SessionSpec) -> Session {
 }
 
 fn rounding(sizes: &str, settings: CpuSettings, spec: SessionSpec) -> Session {
-    let engine = Box::new(CpuEngine::with(settings));
-    let mut session = Session::new(engine, ModelConfig::parse(sizes).unwrap(), &spec).unwrap();
-    session.init(3).unwrap();
-    session
+    small::session(Box::new(CpuEngine::with(settings)), ModelConfig::parse(sizes).unwrap(), &spec, 3)
 }
 
 fn served(sizes: &str, sequences: usize, tokens: usize) -> Session {

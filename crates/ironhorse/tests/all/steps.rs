@@ -3,12 +3,14 @@
 
 #![allow(clippy::unwrap_used)] // a panic is a failed test, in helpers too
 
+use crate::small::{self, parameters, scalars, step, tokens};
 use ironhorse::core::{Engine, Pool, Scalars};
 use ironhorse::cpu::CpuEngine;
 use ironhorse::train::model::{Gpt2Config, ModelConfig, Recompute};
-use ironhorse::train::rng::Rng;
 use ironhorse::train::session::{Session, SessionSpec};
 use ironhorse_testkit::OracleEngine;
+
+const LR: f32 = 1e-2;
 
 /// Odd sizes on purpose: none is a multiple of a SIMD width or a tile.
 fn odd() -> ModelConfig {
@@ -26,12 +28,6 @@ fn odd_llama() -> ModelConfig {
     ModelConfig::parse("hidden=40,layers=3,heads=5,kv_heads=1,ffn=37,vocab=203,context=70").unwrap()
 }
 
-fn tokens(config: &ModelConfig, count: usize, seed: u64) -> (Vec<i32>, Vec<i32>) {
-    let mut rng = Rng::new(seed);
-    let stream: Vec<i32> = (0..=count).map(|_| rng.index(config.vocab_size()) as i32).collect();
-    (stream[..count].to_vec(), stream[1..].to_vec())
-}
-
 fn session(
     engine: Box<dyn Engine>,
     config: ModelConfig,
@@ -39,43 +35,24 @@ fn session(
     recompute: Recompute,
 ) -> Session {
     let spec = SessionSpec { train: Some(train), recompute, ..SessionSpec::default() };
-    let mut session = Session::new(engine, config, &spec).unwrap();
-    session.init(11).unwrap();
-    session
-}
-
-fn scalars(step: u32, tokens: usize) -> Scalars {
-    let loss_scale = 1.0 / tokens as f32;
-    Scalars { step, loss_scale, lr: 1e-2, weight_decay: 0.1, grad_clip: 1.0, ..Scalars::default() }
+    small::session(engine, config, &spec, 11)
 }
 
 /// Losses of some steps and all weights after them.
 fn run(session: &mut Session, batch: usize, seq: usize, steps: u32) -> (Vec<u32>, Vec<u32>) {
-    let config = *session.config();
+    let vocab = session.config().vocab_size();
     let mut losses = Vec::new();
-    for step in 1..=steps {
-        let (x, y) = tokens(&config, batch * seq, u64::from(step));
-        let scalars = scalars(step, batch * seq);
-        session.micro_step(&x, &y, &scalars).unwrap();
-        let (loss, norm) = session.update(&scalars).unwrap();
+    for number in 1..=steps {
+        let (x, y) = tokens(vocab, batch * seq, u64::from(number));
+        let (loss, norm) = step(session, (&x, &y), &scalars(number, batch * seq, LR));
         assert!(loss.is_finite() && norm > 0.0);
         losses.extend([loss.to_bits(), norm.to_bits()]);
     }
     (losses, bits(session, Pool::Params))
 }
 
-fn values(session: &mut Session, pool: Pool) -> Vec<f32> {
-    let mut all = Vec::new();
-    let mut one = Vec::new();
-    for spec in session.config().tensors() {
-        session.read_param(pool, &spec.name, &mut one).unwrap();
-        all.extend_from_slice(&one);
-    }
-    all
-}
-
 fn bits(session: &mut Session, pool: Pool) -> Vec<u32> {
-    values(session, pool).iter().map(|v| v.to_bits()).collect()
+    parameters(session, pool).iter().map(|v| v.to_bits()).collect()
 }
 
 #[test]
@@ -119,14 +96,13 @@ fn gradients_and_losses_agree_with_the_f64_oracle() {
         (1, 1, odd_experts()),
         (3, 67, odd_llama()),
     ] {
-        let (x, y) = tokens(&config, batch * seq, 5);
-        let scalars = scalars(1, batch * seq);
+        let (x, y) = tokens(config.vocab_size(), batch * seq, 5);
+        let scalars = scalars(1, batch * seq, LR);
         let [got, want] = [Box::new(CpuEngine::new(2)) as Box<dyn Engine>, Box::new(OracleEngine::new())]
             .map(|engine| {
                 let mut session = session(engine, config, (batch, seq), Recompute::None);
-                session.micro_step(&x, &y, &scalars).unwrap();
-                let (loss, norm) = session.update(&scalars).unwrap();
-                (loss, norm, values(&mut session, Pool::Grads))
+                let (loss, norm) = step(&mut session, (&x, &y), &scalars);
+                (loss, norm, parameters(&mut session, Pool::Grads))
             });
         assert!((got.0 - want.0).abs() <= 1e-6 * want.0, "loss {} for {}", got.0, want.0);
         assert!((got.1 - want.1).abs() <= 1e-5 * want.1, "norm {} for {}", got.1, want.1);
@@ -145,12 +121,11 @@ fn accumulated_gradients_equal_one_large_batch() {
 }
 
 fn accumulated_equals_whole(config: ModelConfig) {
-    let (x, y) = tokens(&config, 4 * 31, 9);
+    let (x, y) = tokens(config.vocab_size(), 4 * 31, 9);
     let mut whole = session(Box::new(CpuEngine::new(2)), config, (4, 31), Recompute::None);
-    let s = scalars(1, 4 * 31);
-    whole.micro_step(&x, &y, &s).unwrap();
-    let (want_loss, want_norm) = whole.update(&s).unwrap();
-    let want = values(&mut whole, Pool::Grads);
+    let s = scalars(1, 4 * 31, LR);
+    let (want_loss, want_norm) = step(&mut whole, (&x, &y), &s);
+    let want = parameters(&mut whole, Pool::Grads);
 
     let mut parts = session(Box::new(CpuEngine::new(2)), config, (1, 31), Recompute::None);
     // Gradients of an earlier step must not matter: fill them with NaN.
@@ -169,7 +144,7 @@ fn accumulated_equals_whole(config: ModelConfig) {
     let (loss, norm) = parts.update(&s).unwrap();
     assert!((loss - want_loss).abs() < 1e-6 * want_loss, "{loss} for {want_loss}");
     assert!((norm - want_norm).abs() < 1e-5 * want_norm, "{norm} for {want_norm}");
-    assert_close_by_tensor(&config, &values(&mut parts, Pool::Grads), &want, 5e-6);
+    assert_close_by_tensor(&config, &parameters(&mut parts, Pool::Grads), &want, 5e-6);
 }
 
 /// Each tensor for itself: a large one must not hide a small one.
@@ -205,10 +180,9 @@ fn decoding_with_the_cache_gives_the_logits_of_the_whole_sequence() {
 }
 
 fn decoding_equals_whole(config: ModelConfig) {
-    let (x, _) = tokens(&config, 20, 3);
+    let (x, _) = tokens(config.vocab_size(), 20, 3);
     let spec = SessionSpec { eval: Some((1, 1)), decode: Some(1), ..SessionSpec::default() };
-    let mut session = Session::new(Box::new(CpuEngine::new(2)), config, &spec).unwrap();
-    session.init(11).unwrap();
+    let mut session = small::session(Box::new(CpuEngine::new(2)), config, &spec, 11);
     let mut logits = Vec::new();
     let mut from_cache = 0.0_f64;
     for t in 0..x.len() - 1 {
@@ -219,8 +193,7 @@ fn decoding_equals_whole(config: ModelConfig) {
     }
     let n = x.len() - 1;
     let spec = SessionSpec { eval: Some((1, n)), ..SessionSpec::default() };
-    let mut whole = Session::new(Box::new(CpuEngine::new(2)), config, &spec).unwrap();
-    whole.init(11).unwrap();
+    let mut whole = small::session(Box::new(CpuEngine::new(2)), config, &spec, 11);
     let want = f64::from(whole.evaluate(&x[..n], &x[1..]).unwrap());
     let got = from_cache / n as f64;
     assert!((got - want).abs() < 1e-6 * want, "{got} for {want}");
