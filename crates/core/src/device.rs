@@ -11,7 +11,7 @@ pub struct DeviceDescription {
     pub product: Option<String>,
     /// Operations per second that the maker states for dense matrix products, by element type, where known.
     pub datasheet: Vec<(DType, f64)>,
-    /// It has no fast products of 8-bit numbers of experts: theirs stay in bf16 where those of other layers are in 8 bits.
+    /// Whether experts stay in bf16 where other layers are in 8 bits, because the device has no fast 8-bit products for them.
     pub experts_in_bf16: bool,
 }
 

@@ -103,7 +103,7 @@ impl DropRow {
         second_round(first_round(key[0].wrapping_add(index)) ^ key[1])
     }
 
-    /// Which word decides about a column, and the lowest of its 16 bits.
+    /// The word that decides about a column, and the lowest of the 16 bits of it that do.
     #[inline(always)]
     pub const fn place(col: usize) -> (u32, u32) {
         ((col / 16 * 8 + col % 8) as u32, (col / 8 % 2 * 16) as u32)
@@ -149,7 +149,7 @@ mod tests {
         }
     }
 
-    /// Of 4·10⁶ elements six standard deviations are 0.0009 of them.
+    /// The tolerance is six standard deviations: 0.0009 of the 4·10⁶ elements.
     #[test]
     fn as_many_are_dropped_as_asked_in_every_row_and_column() {
         let mask = mask(7, 3, 1, 5);

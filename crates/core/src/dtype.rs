@@ -90,9 +90,9 @@ pub struct Precision {
 /// Which products of training are of 8-bit numbers. Weights and activations are e4m3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fp8Products {
-    /// Those of the output head too, not only those of the blocks.
+    /// Whether the products of the output head are of 8-bit numbers too, not only those of the blocks.
     pub head: bool,
-    /// Those of experts too, not only those of dense layers.
+    /// Whether the products of experts are of 8-bit numbers too, not only those of dense layers.
     pub experts: bool,
     /// The format of gradients.
     pub gradients: Fp8,
@@ -126,25 +126,25 @@ impl Precision {
     /// bf16 with f32 gradients, for steps of several micro-steps: bf16 sums would lose small contributions.
     pub const BF16_F32_GRADS: Self = Self { weights: DType::BF16, ..Self::F32 };
 
-    /// The same, with a 16-bit residual for each bf16 weight instead of an f32 master.
+    /// This precision with a 16-bit residual for each bf16 weight instead of an f32 master.
     #[must_use]
     pub const fn with_residual(self) -> Self {
         Self { master: DType::I16, ..self }
     }
 
-    /// The same with bf16 moments.
+    /// This precision with bf16 moments.
     #[must_use]
     pub const fn with_bf16_moments(self) -> Self {
         Self { moments: DType::BF16, ..self }
     }
 
-    /// The same with this optimizer.
+    /// This precision with another optimizer.
     #[must_use]
     pub const fn with_optimizer(self, optimizer: Optimizer) -> Self {
         Self { optimizer, ..self }
     }
 
-    /// The same with these products of 8-bit numbers.
+    /// This precision with these products of 8-bit numbers.
     #[must_use]
     pub const fn with_fp8(self, products: Fp8Products) -> Self {
         Self { fp8: Some(products), ..self }
@@ -236,7 +236,7 @@ pub fn f32_to_f16(value: f32) -> u16 {
 /// What the operands of products of f32 are rounded to before they are multiplied. Sums are f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Operands {
-    /// Nothing.
+    /// Operands stay f32.
     #[default]
     F32,
     /// 10 bits after the point, by tensor cores.

@@ -87,8 +87,8 @@ impl Scalars {
         }
     }
 
-    /// These numbers for a step with so many pairs of texts, in so many rows, those of all its micro-steps: its loss is the
-    /// mean over the pairs. Without a pair, loss and gradients are 0.
+    /// These numbers for a step with `pairs` pairs of texts in `rows` rows, over all its micro-steps: its loss is the mean over
+    /// the pairs. Without a pair, loss and gradients are 0.
     pub fn counting_pairs(self, pairs: usize, rows: usize) -> Self {
         match pairs {
             0 => Self { loss_scale: 0.0, counted: 0.0, ..self },

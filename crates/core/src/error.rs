@@ -48,9 +48,9 @@ pub enum Error {
     /// Another process of the run is lost, or ended it.
     #[error("rank {rank} on {host}: {what}")]
     RankLost {
-        /// Which.
+        /// The rank that is lost, or that ended the run.
         rank: usize,
-        /// Where it ran.
+        /// The host that the rank ran on.
         host: String,
         /// What happened to it, and what to do.
         what: String,

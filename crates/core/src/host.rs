@@ -45,11 +45,11 @@ pub fn no_host_memory(bytes: usize) -> Error {
 /// Host elements to copy into a slot; see [`crate::Engine::write`].
 #[derive(Clone, Copy, Debug)]
 pub enum HostSlice<'a> {
-    /// Converted to the slot's element type.
+    /// Elements that are converted to the slot's element type.
     F32(&'a [f32]),
-    /// For i32 slots.
+    /// Elements for i32 slots.
     I32(&'a [i32]),
-    /// As the slot stores its elements, little-endian.
+    /// Bytes as the slot stores its elements, little-endian.
     Bytes(&'a [u8]),
 }
 
@@ -67,11 +67,11 @@ impl HostSlice<'_> {
 /// Host memory that a slot is copied out to; see [`crate::Engine::read`].
 #[derive(Debug)]
 pub enum HostSliceMut<'a> {
-    /// Converted from the slot's element type.
+    /// Elements that are converted from the slot's element type.
     F32(&'a mut [f32]),
-    /// For i32 slots.
+    /// Elements of i32 slots.
     I32(&'a mut [i32]),
-    /// As the slot stores its elements, little-endian.
+    /// Bytes as the slot stores its elements, little-endian.
     Bytes(&'a mut [u8]),
 }
 

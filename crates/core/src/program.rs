@@ -8,12 +8,12 @@ use std::ops::Range;
 /// The parts of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Section {
-    /// From tokens to the loss.
+    /// The forward: from tokens to the loss.
     Forward,
-    /// From the loss to every gradient.
+    /// The backward: from the loss to every gradient.
     Backward,
-    /// From the gradients of micro-steps to those of the step, over all ranks. Which of these ops run depends on the
-    /// micro-step ([`SumTree`](crate::SumTree)).
+    /// The sum of the gradients of all micro-steps, over all ranks. Which of these ops run depends on the micro-step
+    /// ([`SumTree`](crate::SumTree)).
     Sum,
     /// Gradient norm and optimizer.
     Update,
@@ -159,7 +159,7 @@ pub struct Value {
     pub name: String,
     /// Activation or gradient.
     pub kind: ValueKind,
-    /// Where it is stored.
+    /// The memory it is stored in.
     pub slot: Slot,
     /// Index of the op after which it is valid.
     pub after: usize,

@@ -75,7 +75,7 @@ pub const ALIGN: usize = 64;
 /// Where a tensor is stored: pool, byte offset, shape and element type. Always contiguous and row-major.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Slot {
-    /// Which memory region.
+    /// The memory region.
     pub pool: Pool,
     /// Byte offset in the pool. Virtual while a program is being built, real once it is planned.
     pub offset: usize,
@@ -117,7 +117,7 @@ impl Slot {
         Self { shape, ..self }
     }
 
-    /// Some of its rows: all dimensions but the last are one.
+    /// A range of the slot's rows, in which all dimensions but the last count as one.
     pub fn rows(self, rows: Range<usize>) -> Self {
         debug_assert!(rows.end <= self.shape.rows(), "rows of the slot");
         let cols = self.shape.cols();

@@ -7,10 +7,10 @@ use crate::{DType, Pool, Precision, Result, Slot};
 /// How much more memory a twin has: four times as much as 8-bit elements need, or twice as much as 16-bit elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Widening {
-    /// For programs without 8-bit elements.
+    /// Twice the memory, for programs without 8-bit elements.
     #[default]
     Twice,
-    /// For programs with 8-bit elements.
+    /// Four times the memory, for programs with 8-bit elements.
     Fourfold,
 }
 
@@ -24,7 +24,7 @@ impl Widening {
 }
 
 impl Slot {
-    /// Where the twin keeps this tensor; elements of 16 or 8 bits become f32. Tensors that do not overlap here do not overlap
+    /// The twin's slot of this tensor; elements of 16 or 8 bits become f32. Tensors that do not overlap here do not overlap
     /// in the twin. Pools laid out like the parameters keep that layout, and have no 8-bit elements; in other pools a view
     /// must begin where its tensor begins, unless its elements are the smallest that there are.
     #[must_use]

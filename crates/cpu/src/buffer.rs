@@ -34,7 +34,7 @@ impl Buffer {
         Self { ptr: NonNull::dangling(), floats: 0 }
     }
 
-    /// One of `floats` zeros.
+    /// A buffer of `floats` zeros.
     pub fn zeroed(floats: usize) -> Self {
         let mut buffer = Self::new();
         buffer.reserve(floats);

@@ -38,7 +38,7 @@ impl Isa {
         has(kind).then_some(Self(kind))
     }
 
-    /// Which one it is.
+    /// The kind of these instructions.
     pub fn kind(self) -> IsaKind {
         self.0
     }

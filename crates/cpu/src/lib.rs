@@ -2,7 +2,8 @@
 //! chosen at run time.
 //!
 //! From the bottom up: `isa`, `math` and `buffer`; `memory` and `team`; `element`, types of elements and vector loops; `gemm`,
-//! matrix products; `kernel`, the arithmetic of ops; `settled`, weights that are packed; `op`, the ops of programs, and `eager`, single calls; the engine.
+//! matrix products; `kernel`, the arithmetic of ops; `settled`, weights that are packed; `op`, the ops of programs, and `eager`,
+//! single calls; the engine.
 
 pub mod buffer;
 pub mod eager;

@@ -27,8 +27,8 @@ const SIDE: usize = 768;
 /// The best of this many counts: a limit is what is possible, not what is usual. Figures of a debug build are not for
 /// comparing, and its commands should start soon.
 const REPEATS: usize = if cfg!(debug_assertions) { 1 } else { 8 };
-/// The same of the register loop, which takes less than a millisecond: the first ones are over before the processor has its speed, and a
-/// shared machine is fast at moments only.
+/// How many counts of the register loop, each of which takes less than a millisecond: the first ones are over before the processor has its
+/// speed, and a shared machine is fast at moments only.
 const REGISTER_REPEATS: usize = 16 * REPEATS;
 
 multiversion! {

@@ -50,8 +50,8 @@ pub fn exp_f32<const FMA: bool>(x: f32) -> f32 {
 /// [`exp_flush`] is 0 below this.
 const LEAST: f32 = -86.6;
 
-/// As [`exp_f32`], to the bit, but 0 below -86.6: a quarter fewer operations, and no subnormal number, which are slow. For
-/// sums to which a term below 2^-124 adds nothing.
+/// As [`exp_f32`], to the bit, but 0 below -86.6: a quarter fewer operations, and no subnormal numbers, which are slow. It is
+/// for sums to which a term below 2^-124 adds nothing.
 #[inline(always)]
 pub fn exp_flush<const FMA: bool>(x: f32) -> f32 {
     // As in `exp_f32`, with 126 more: the low bits are the exponent of 2^(n - 1), which one factor holds for n from -125
@@ -64,7 +64,8 @@ pub fn exp_flush<const FMA: bool>(x: f32) -> f32 {
     if x < LEAST { 0.0 } else { e }
 }
 
-/// As [`exp_flush`], to the bit, for an x that is not above 88, as that of a softmax: fewer operations still. Above 88 the result is unspecified.
+/// As [`exp_flush`], to the bit, for an x that is not above 88, as that of a softmax: fewer operations still. Above 88 the result
+/// is unspecified.
 #[inline(always)]
 pub fn exp_low<const FMA: bool>(x: f32) -> f32 {
     // As in `exp_f32`, with 127 more: the low bits are the exponent of 2^n.

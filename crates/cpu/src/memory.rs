@@ -13,7 +13,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Nothing allocated yet.
+    /// Pools of which none is allocated yet.
     pub const fn new() -> Self {
         Self { pools: [const { Buffer::new() }; Pool::ALL.len()] }
     }
@@ -85,19 +85,19 @@ const LINE: usize = 16;
 /// Asks for the lines of a window to come into the second-level cache, those of several streams in turns.
 pub struct Streams {
     span: Span<f32>,
-    /// From one stream to the next.
+    /// Elements from one stream to the next.
     apart: usize,
-    /// What is asked for of each.
+    /// Elements of each stream that were asked for.
     done: usize,
 }
 
 impl Streams {
-    /// Of a window of which nothing is asked for yet.
+    /// The streams of a window of which nothing was asked for yet.
     pub fn new(span: Span<f32>) -> Self {
         Self { span, apart: span.len().div_ceil(STREAMS).next_multiple_of(LINE), done: 0 }
     }
 
-    /// Asks for one of so many parts.
+    /// Asks for the next of `parts` equal parts.
     pub fn fetch(&mut self, parts: usize) {
         let end = (self.done + self.apart.div_ceil(parts.max(1))).next_multiple_of(LINE).min(self.apart);
         for line in (self.done..end).step_by(LINE) {

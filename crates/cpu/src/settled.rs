@@ -73,7 +73,7 @@ impl Settled {
         Ok(())
     }
 
-    /// The same for all.
+    /// Puts all weights back in the order of their elements.
     pub fn undo_all(&mut self, packer: &mut Packer<'_>) -> ironhorse_core::Result<()> {
         while let Some((slot, _)) = self.weights.last().copied() {
             self.undo(packer, slot)?;

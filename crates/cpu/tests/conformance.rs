@@ -15,7 +15,7 @@ fn every_op_agrees_with_the_oracle_on_every_instruction_set() {
     }
 }
 
-/// With the tiles of the processor, where it has them.
+/// Runs with the tiles of the processor (AMX), where it has them.
 #[test]
 fn products_of_bf16_operands_agree_with_the_oracle() {
     let settings = CpuSettings { threads: 2, operands: Operands::Bf16 };

@@ -19,8 +19,8 @@ fn digest(engine: &mut CpuEngine, case: &Case) -> u64 {
     hash
 }
 
-/// With `DIGESTS=1` and `--nocapture` it prints the digest of each case, large ones included: to compare the bits of
-/// two commits.
+/// Prints, with `DIGESTS=1` and `--nocapture`, the digest of each case, large ones included: to compare the bits of two
+/// commits.
 #[test]
 fn the_number_of_threads_changes_no_bit() {
     let print = std::env::var_os("DIGESTS").is_some();

@@ -108,7 +108,7 @@ impl Grid {
         Self::linear(blocks, vectors.div_ceil(vectors.div_ceil(256)).next_multiple_of(32) as u32)
     }
 
-    /// With this much dynamic shared memory.
+    /// The grid with this much dynamic shared memory.
     pub fn shared(self, bytes: usize) -> Self {
         Self { shared: bytes as u32, ..self }
     }

@@ -168,7 +168,7 @@ pub struct Product {
     d: Descriptor,
 }
 
-/// Which algorithms may be proposed.
+/// Which algorithms the library may propose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// The most workspace, in bytes.
@@ -177,7 +177,7 @@ pub struct Wanted {
     pub reductions: u32,
     /// What the addresses of A, B and D are multiples of.
     pub align: [u32; 3],
-    /// How many.
+    /// How many algorithms it may propose.
     pub count: usize,
 }
 

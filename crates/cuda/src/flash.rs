@@ -217,8 +217,8 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// As many as leave half of the L2 free of what they pass over: keys and values, or all queries and gradients of a
-    /// head of keys.
+    /// The number of heads to work on at a time: as many as leave half of the L2 free of what they pass over, which is keys
+    /// and values, or all queries and gradients of a head of keys.
     pub fn heads(&self, step: Step) -> usize {
         let fit = self.l2 / 2 / self.bytes.max(1);
         let fit = if step == Step::BwdKv { fit / self.share } else { fit * self.share };
@@ -232,7 +232,7 @@ mod tests {
 
     /// What a block may have on the smallest of our GPUs (8.6, 8.9, 12.0).
     const LEAST_SHARED: usize = 99 << 10;
-    /// The same on 9.0.
+    /// What a block may have on 9.0.
     const HOPPER_SHARED: usize = 227 << 10;
 
     #[test]

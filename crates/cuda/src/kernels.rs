@@ -99,7 +99,7 @@ impl Spec {
         Self::new(file).typed("ACT", act)
     }
 
-    /// The same with the constant `VECTORS`: whether threads take 16 bytes at a time.
+    /// As [`Self::act`], with the constant `VECTORS`: whether threads take 16 bytes at a time.
     pub(crate) fn act_vectors(file: &'static str, act: DType, vectors: bool) -> Result<Self> {
         Ok(Self::act(file, act)?.define("VECTORS", u32::from(vectors)))
     }
@@ -114,17 +114,17 @@ impl Spec {
         ENGINE_TYPES.into_iter().flat_map(spec).collect()
     }
 
-    /// With one more constant: what kernels call an element type.
+    /// The file with one more constant: what kernels call an element type.
     pub(crate) fn typed(self, name: &'static str, dtype: DType) -> Result<Self> {
         Ok(self.define(name, ctype(dtype)?))
     }
 
-    /// With one more constant: the bits of a float, unless it is 1, for which kernels multiply by nothing.
+    /// The file with one more constant: the bits of a float, unless it is 1, for which kernels do not multiply.
     pub(crate) fn factor(self, name: &'static str, factor: f32) -> Self {
         if factor == 1.0 { self } else { self.define(name, factor.to_bits()) }
     }
 
-    /// With what an RMS norm multiplies by, see norm/gain.cuh.
+    /// The file with the gain of an RMS norm, see norm/gain.cuh.
     pub(crate) fn gain(self, gain: Gain) -> Self {
         match gain {
             Gain::Weight => self,
@@ -132,7 +132,7 @@ impl Spec {
         }
     }
 
-    /// With one more constant.
+    /// The file with one more constant.
     pub fn define(mut self, name: &'static str, value: impl Into<Value>) -> Self {
         self.defines.push((name, value.into()));
         self

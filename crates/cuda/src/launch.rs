@@ -5,7 +5,7 @@ use crate::args::{Args, Grid};
 use crate::device::{Function, Stream};
 use std::rc::Rc;
 
-/// One thing to put on the stream.
+/// A kernel, a library call or a copy to put on the stream.
 pub(crate) struct Launch {
     /// Index of the op in the program.
     pub op: usize,
@@ -59,7 +59,7 @@ impl Launch {
         matches!(&self.work, Work::Call(call) if call.exchanges())
     }
 
-    /// It begins only when everything ahead of it has ended.
+    /// Makes it begin only when everything ahead of it has ended.
     pub fn unchain(&mut self) {
         if let Work::Kernel(kernel) = &mut self.work {
             kernel.chained = false;

@@ -23,7 +23,7 @@ pub(crate) fn fill_with_noise(stream: &Stream, at: u64, bytes: usize) -> Result<
     noise(stream, "limits_noise", at, bytes)
 }
 
-/// The same for numbers of this type.
+/// As [`fill_with_noise`], with numbers of this type.
 pub(crate) fn fill_with_noise_of(stream: &Stream, dtype: DType, at: u64, bytes: usize) -> Result<()> {
     noise(stream, if dtype.size() == 1 { "limits_noise_fp8" } else { "limits_noise" }, at, bytes)
 }

@@ -5,7 +5,7 @@ use crate::{Error, Result};
 use ironhorse_core::{HostMemory, Layout, Pool, Slot};
 use std::ops::Range;
 
-/// For snapshots, which another thread writes to disk.
+/// Memory for snapshots, which another thread writes to disk.
 impl HostMemory for Pinned {
     fn bytes(&self) -> &[u8] {
         self.as_slice()
@@ -66,7 +66,7 @@ impl Memory {
         Pool::ALL.iter().map(|&pool| self.bytes(pool)).sum()
     }
 
-    /// Where a slot is.
+    /// The address of a slot.
     pub fn address(&self, slot: Slot) -> Result<u64> {
         let has = self.bytes(slot.pool);
         if slot.end() > has {
@@ -92,7 +92,7 @@ fn most_at_once(sizes: &[(usize, usize)]) -> usize {
 /// Memory for the duration of one op, shared by all ops: they run one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct OpScratch {
-    /// Each is larger than the one before; the last is the one in use, earlier launches may still point at the smaller ones before it.
+    /// The buffers, each larger than the one before. The last one is in use; earlier launches may still point at the smaller ones.
     buffers: Vec<Buffer>,
 }
 
@@ -122,8 +122,8 @@ impl OpScratch {
 /// The most bytes of a counter, and how far apart they are.
 pub(crate) const COUNTER_BYTES: usize = 256;
 
-/// Where products of a library count the tiles that are done. The library fills each with zero before its product; in a recorded range
-/// all are filled at once, at its beginning (`Stream::capture`), so each product has its own.
+/// The counters with which products of a library count the tiles that are done. The library fills each with zero before its product; in
+/// a recorded range all are filled at once, at its beginning (`Stream::capture`), so each product has its own.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     buffer: Option<Buffer>,
@@ -133,7 +133,7 @@ pub(crate) struct Counters {
 impl Counters {
     const BYTES: usize = 1 << 18;
 
-    /// A new one; `None` if it needs more than [`COUNTER_BYTES`], or if there is no room.
+    /// A new counter; `None` if it needs more than [`COUNTER_BYTES`], or if there is no room.
     pub fn take(&mut self, device: &'static Device, bytes: usize) -> Result<Option<u64>> {
         if !(1..=COUNTER_BYTES).contains(&bytes) || self.used + COUNTER_BYTES > Self::BYTES {
             return Ok(None);
@@ -152,7 +152,7 @@ impl Counters {
         self.buffer.as_ref().map_or(0, Buffer::bytes)
     }
 
-    /// Where those taken are.
+    /// The addresses of the counters that are taken.
     pub fn range(&self) -> Range<u64> {
         let start = self.buffer.as_ref().map_or(0, Buffer::address);
         start..start + self.used as u64

@@ -276,7 +276,7 @@ pub(crate) enum Transfer {
         bytes: usize,
         from: usize,
     },
-    /// From the memory of `from` to the same place in that of all others.
+    /// A copy from the memory of `from` to the same place in that of all others.
     Broadcast {
         at: u64,
         bytes: usize,

@@ -12,7 +12,7 @@ pub enum Attention {
     Cudnn,
     /// Our own flash-attention kernels.
     Own,
-    /// Those of them that use no tensor cores.
+    /// Our own kernels that use no tensor cores.
     Plain,
 }
 
@@ -31,7 +31,7 @@ pub struct Settings {
     pub graphs: bool,
     /// What ranks exchange goes on beside what they compute.
     pub overlap: bool,
-    /// Where compiled kernels and chosen algorithms are kept; `None` means the user's cache folder.
+    /// The folder that keeps compiled kernels and chosen algorithms; `None` means the user's cache folder.
     pub cache: Option<PathBuf>,
 }
 

@@ -12,8 +12,8 @@ pub fn check_specs() -> Vec<Spec> {
 /// A constant with its value, of one file.
 type ConstantValue = (&'static str, &'static str, Value);
 
-/// As few of these specialisations as it takes for every file to be compiled with every value of each of its constants,
-/// though not with every combination of them.
+/// A selection of these specialisations, as few as it takes for every file to be compiled with every value of each of its
+/// constants, though not with every combination of them.
 pub fn covering(specs: &[Spec]) -> Vec<Spec> {
     let choices = |spec: &Spec| -> Vec<ConstantValue> {
         // a file without constants is a choice too

@@ -9,7 +9,7 @@ use ironhorse_core::op::{GradNorm, Op};
 use ironhorse_core::{DType, Node, Pool, Program, Slot};
 use std::collections::HashMap;
 
-/// Where the sums of a gradient are, f64 each.
+/// The sums of a gradient, f64 each: their address and their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sums {
     pub at: u64,
@@ -31,7 +31,7 @@ impl Squares {
     /// The least that is allocated at a time.
     const BYTES: usize = 4 << 20;
 
-    /// Where `count` sums of a gradient go, the same each time.
+    /// The place for `count` sums of a gradient, the same each time.
     pub fn place(&mut self, device: &'static Device, slot: Slot, count: usize) -> Result<Sums> {
         if let Some(sums) = self.places.get(&slot).filter(|sums| sums.count == count) {
             return Ok(*sums);
@@ -79,7 +79,7 @@ impl Squares {
         self.valid.retain(|held| !held.overlaps(&slot));
     }
 
-    /// No sum can be used any more.
+    /// Notes that no sum can be used any more.
     pub fn distrust(&mut self) {
         self.valid.clear();
     }

@@ -61,7 +61,7 @@ fn net(rows: usize) -> Net {
     Net { program: b.finish().unwrap(), random, sums: vec![(d_pre, bias_1), (d_res, bias_2)] }
 }
 
-/// Attention's, and the gradient of the bias ahead of it.
+/// The backward of attention, and the gradient of the bias ahead of it.
 fn attention([batch, seq, heads, kv_heads]: [usize; 4]) -> Net {
     let mut b = Builder::new();
     let mut slot = |name: &str, shape: Shape, dtype| b.io(name, shape, dtype);

@@ -19,7 +19,7 @@ struct Case {
     rows: usize,
     width: usize,
     outs: usize,
-    /// Of an RMS norm before a plain layer; `None` is a layer norm before a layer with bias and GELU.
+    /// The gain of an RMS norm before a plain layer; `None` is a layer norm before a layer with bias and GELU.
     rms: Option<Gain>,
     /// The residual replaces `a`.
     in_place: bool,

@@ -39,7 +39,7 @@ fn quantize(inp: Slot, out: Slot, [inverse, amax, seen]: [Slot; 3]) -> Quantize 
 struct Case {
     rows: usize,
     width: usize,
-    /// Of an RMS norm; `None` is a layer norm.
+    /// The gain of an RMS norm; `None` is a layer norm.
     rms: Option<Gain>,
     /// The residual replaces `a`.
     in_place: bool,

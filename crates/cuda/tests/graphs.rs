@@ -9,7 +9,7 @@ use ironhorse_testkit::Rng;
 
 mod joined;
 
-/// More products than have counters of their own, each of more tiles than a GPU has multiprocessors.
+/// The number of products: more than have counters of their own, each of more tiles than a GPU has multiprocessors.
 const PRODUCTS: usize = 1100;
 const ROWS: usize = 4096;
 const WIDTH: usize = 256;

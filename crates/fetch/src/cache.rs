@@ -20,7 +20,7 @@ pub struct RepoCache {
 }
 
 impl RepoCache {
-    /// Where the repository is or would be.
+    /// The part of the cache in which the repository is or would be.
     pub fn new(settings: &Settings, repo: &Repo) -> Result<Self> {
         let Some(hub) = settings.hub.clone() else {
             let problem =
@@ -113,7 +113,7 @@ fn symlink(target: &Path, link: &Path, _blob: &Path) -> std::io::Result<()> {
     std::os::unix::fs::symlink(target, link)
 }
 
-/// Not everybody may make symbolic links there; huggingface_hub copies, too.
+/// Copies the file, as huggingface_hub does: not everybody may make symbolic links on these systems.
 #[cfg(not(unix))]
 fn symlink(_target: &Path, link: &Path, blob: &Path) -> std::io::Result<()> {
     std::fs::copy(blob, link).map(|_| ())

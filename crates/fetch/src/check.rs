@@ -15,7 +15,7 @@ pub enum Check {
     Sha256(String),
     /// The name that git gives it.
     GitBlob(String),
-    /// Nothing but its size.
+    /// Nothing is known but the file's size.
     Size,
 }
 
@@ -47,12 +47,12 @@ pub struct Hasher {
 }
 
 impl Hasher {
-    /// Before the first byte.
+    /// The hasher of a file of which no byte has come yet.
     pub fn new(check: &Check) -> Self {
         Self { check: check.clone(), sha256: Sha256::new() }
     }
 
-    /// After the bytes that a file has already.
+    /// The hasher of a file that has bytes already: those in `path`.
     pub fn resumed(check: &Check, path: &Path) -> Result<Self> {
         let mut hasher = Self::new(check);
         if matches!(check, Check::Sha256(_)) {

@@ -18,11 +18,11 @@ pub struct Target<'a> {
     pub what: &'a str,
     /// Its repository, for files of the hub.
     pub repo: Option<&'a Repo>,
-    /// Where it comes from.
+    /// The address that it comes from.
     pub url: &'a str,
-    /// Where it goes.
+    /// The file that it becomes.
     pub path: &'a Path,
-    /// Held while it is downloaded, also by huggingface_hub.
+    /// The file whose lock is held while it is downloaded, also by huggingface_hub.
     pub lock: &'a Path,
     /// Its size, if it is known.
     pub size: Option<u64>,
@@ -32,7 +32,7 @@ pub struct Target<'a> {
     pub before: Progress<'a>,
 }
 
-/// What became of it.
+/// What became of a download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
     /// Its size.

@@ -21,7 +21,7 @@ pub enum Error {
         /// The variable that moves the cache.
         variable: &'static str,
     },
-    /// Not a name.
+    /// What was given is not a name.
     #[error("`{name}` {problem}")]
     Name {
         /// What was given.
@@ -50,7 +50,7 @@ pub enum Error {
         what: String,
         /// What is not there, and what else it can be.
         problem: String,
-        /// Where it was looked for.
+        /// The address that was asked for.
         address: String,
     },
     /// The server did not give what it should, however often it was asked.
@@ -63,7 +63,7 @@ pub enum Error {
         /// What was asked for.
         address: String,
     },
-    /// There is no network, or none may be used.
+    /// There is no network, or it may not be used.
     #[error("{what} is not in the cache, and {reason}; {advice}")]
     Missing {
         /// The name.
@@ -93,7 +93,7 @@ pub struct WrongContent {
     pub found: String,
     /// What it should be.
     pub expected: String,
-    /// Where it came from.
+    /// The address that the file came from.
     pub address: String,
 }
 

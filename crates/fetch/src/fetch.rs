@@ -33,7 +33,7 @@ pub struct Fetched {
     pub received: u64,
 }
 
-/// One of them.
+/// A file that was fetched.
 #[derive(Clone, Debug, Serialize)]
 pub struct File {
     /// Its path in the folder.
@@ -64,13 +64,13 @@ impl Fetched {
     }
 }
 
-/// Finds and downloads.
+/// Finds the files of a name in the caches, or downloads them.
 pub struct Fetcher {
     settings: Settings,
 }
 
 impl Fetcher {
-    /// With these settings.
+    /// A fetcher with these settings.
     pub fn new(settings: Settings) -> Self {
         Self { settings }
     }
@@ -164,8 +164,8 @@ impl Fetcher {
         }
     }
 
-    /// In the cache of Hugging Face, under either name of a repository that was renamed. `lenient`: what is there of a
-    /// repository whose list of files is not known counts as all.
+    /// Looks in the cache of Hugging Face, under either name of a repository that was renamed. `lenient`: if the list of a
+    /// repository's files is not known, those in the cache count as all.
     fn find_repo(&self, repo: &Repo, wanted: Wanted<'_>, lenient: bool) -> Result<Option<Fetched>> {
         for repo in [Some(repo.clone()), repo.other_name()].into_iter().flatten() {
             let cache = RepoCache::new(&self.settings, &repo)?;
@@ -296,7 +296,7 @@ impl Fetcher {
         (listing.commit == commit).then_some(listing.files)
     }
 
-    /// Without it the hub is asked again: nothing else depends on it, so an error is none.
+    /// Keeps the list of files. Errors are ignored: without the list the hub is asked again, and nothing else depends on it.
     fn write_listing(&self, cache: &RepoCache, listing: &Listing) {
         let Some(path) = self.listing_path(cache, &listing.commit) else { return };
         if let (Ok(()), Ok(text)) = (crate::cache::make_parent(&path), serde_json::to_vec(listing)) {

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 /// What is asked for.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Only the headers are wanted.
+    /// Whether only the headers are wanted.
     pub head: bool,
     /// The address.
     pub url: String,
@@ -59,7 +59,7 @@ impl Answer {
         }
     }
 
-    /// All of it, if it is no longer than `most`.
+    /// The whole body, if it is no longer than `most`.
     pub fn all(&self, most: usize, stop: &mut dyn FnMut() -> bool) -> Result<Vec<u8>, Failure> {
         let mut all = Vec::new();
         while let Some(bytes) = self.next(stop)? {
@@ -100,7 +100,7 @@ mod client {
     const PART: usize = 1 << 18;
     /// Parts that may wait for the disk.
     const WAITING: usize = 8;
-    /// For a connection, and for a server that says nothing.
+    /// How long a connection may take, and how long a server may say nothing.
     const PATIENCE: Duration = Duration::from_secs(30);
 
     /// Connections for https and http, which may have different proxies.
@@ -110,7 +110,7 @@ mod client {
     }
 
     impl Client {
-        /// With the proxies and certificates of the settings.
+        /// A client with the proxies and certificates of the settings.
         pub fn new(settings: &Settings) -> Result<Self, String> {
             let roots = match &settings.certificates {
                 Some(path) => certificates(path)?,
@@ -248,7 +248,7 @@ mod client {
     }
 }
 
-/// In a program without the feature `http`.
+/// The client of a program without the feature `http`: it fetches nothing.
 #[cfg(not(feature = "http"))]
 pub struct Client;
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// The most bytes of a list of files.
 const LONGEST_LIST: usize = 64 << 20;
-/// Before sizes are known.
+/// The progress of a download before sizes are known.
 pub const NOTHING: Progress<'static> = Progress { file: "", done: 0, total: 0 };
 
 /// The files of a repository at a commit.
@@ -30,7 +30,7 @@ pub struct Facts {
     pub size: Option<u64>,
 }
 
-/// Where a file can be downloaded.
+/// The address at which a file can be downloaded.
 pub fn address(settings: &Settings, repo: &Repo, commit: &str, file: &str) -> String {
     format!("{}/{}/resolve/{}/{}", settings.endpoint, repo.page(), encode(commit, false), encode(file, true))
 }

@@ -7,7 +7,7 @@ pub struct KnownFile {
     pub name: String,
     /// Its name in the cache; the ending says what it holds.
     pub file: String,
-    /// Where it is.
+    /// The address to download it from.
     pub address: String,
     /// Its size.
     pub bytes: u64,

@@ -9,19 +9,19 @@ use std::path::{Path, PathBuf};
 /// A name and what is there of it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Listed {
-    /// As it is given on the command line.
+    /// The name as it is given on the command line.
     pub name: String,
     /// What it is, for names that are known without the cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub about: Option<String>,
     /// Bytes on the disk, unfinished downloads included; 0 if nothing is there.
     pub bytes: u64,
-    /// Of them those of unfinished downloads.
+    /// The part of `bytes` that belongs to unfinished downloads.
     pub unfinished: u64,
     /// The revisions and their commits.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub revisions: Vec<(String, String)>,
-    /// Where it is, if anything is there.
+    /// The folder it is in, if anything is there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub folder: Option<PathBuf>,
 }

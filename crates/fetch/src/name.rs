@@ -74,7 +74,7 @@ impl Repo {
         other.filter(|_| self.kind == Kind::Model).map(|id| Self { id: id.to_owned(), ..self.clone() })
     }
 
-    /// As it is given on the command line.
+    /// The name as it is given on the command line.
     pub fn text(&self) -> String {
         let start = if self.kind == Kind::Dataset { DATASETS } else { "" };
         let revision = if self.revision == MAIN { String::new() } else { format!("@{}", self.revision) };

@@ -13,7 +13,7 @@ pub enum Wanted<'a> {
     Tokenizer,
     /// The data of all splits, in one format.
     Dataset,
-    /// Of the same the part to train on, if names say which it is.
+    /// The split of the data to train on, if the files' names say which it is; otherwise all splits.
     Train,
     /// Files whose paths match one of these patterns.
     Files(&'a [String]),

@@ -10,7 +10,7 @@ pub struct Settings {
     /// Hugging Face's cache of repositories: `HF_HUB_CACHE`, or `hub` below `HF_HOME`, or below
     /// `~/.cache/huggingface`.
     pub hub: Option<PathBuf>,
-    /// Our own, for files outside the hub; `None` if there is no such folder.
+    /// Ironhorse's own cache, for files outside the hub; `None` if there is no such folder.
     pub own: Option<PathBuf>,
     /// The hub's address without a slash at the end: `HF_ENDPOINT`.
     pub endpoint: String,
@@ -46,7 +46,7 @@ impl std::fmt::Debug for Settings {
 }
 
 impl Settings {
-    /// Those of the environment; `own` is our folder.
+    /// The settings of the environment; `own` is ironhorse's own cache.
     pub fn from_env(own: Option<PathBuf>) -> Self {
         let settings = Self::of(&|name| std::env::var_os(name), own);
         #[cfg(debug_assertions)]
@@ -91,8 +91,8 @@ impl Settings {
         }
     }
 
-    /// In debug builds tests replace the known files, whose real contents they do not have, by their own: a JSON list in
-    /// the file that `IRONHORSE_KNOWN_FILES` names.
+    /// Replaces the known files, in debug builds only, by a JSON list in the file that `IRONHORSE_KNOWN_FILES` names: tests do not
+    /// have the real contents.
     #[cfg(debug_assertions)]
     fn with_known_of_tests(mut self) -> Self {
         let listed = std::env::var_os("IRONHORSE_KNOWN_FILES").and_then(|path| std::fs::read(path).ok());

@@ -7,7 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-/// Where programs run.
+/// The device that programs run on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
     /// The first GPU that can be used, else the CPU.

@@ -7,11 +7,11 @@ pub use crate::cuda::eager::gate_bytes;
 use crate::error::{OpError, Result};
 use crate::{cpu, cuda};
 
-/// Where a call works.
+/// The device that a call computes on.
 pub enum At<'a> {
-    /// On this machine's cores, before the call returns.
+    /// The cores of this machine compute before the call returns.
     Host,
-    /// On a stream of a GPU, after the call has returned.
+    /// A stream of a GPU computes after the call has returned.
     Device(cuda::eager::OnStream<'a>),
 }
 

@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum Code {
-    /// Nothing.
+    /// Nothing went wrong.
     Success = 0,
     /// The device the memory is on cannot be used.
     NotAvailable = -1,

@@ -55,7 +55,7 @@ impl LanguageModel {
         opened.map(|model| Self(Mutex::new(model))).map_err(|refusal| error::of_refusal(py, &refusal))
     }
 
-    /// Where the weights are.
+    /// The path of the weights.
     #[getter]
     fn path(&self) -> PathBuf {
         self.lock().facts().path.clone()

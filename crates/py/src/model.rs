@@ -87,7 +87,7 @@ pub fn model_tensors(py: Python<'_>, kind: &str, sizes: &str) -> PyResult<Vec<Te
     Ok(config.tensors().into_iter().map(row).collect())
 }
 
-/// All parameters, and those used for one token: all except the experts it is not sent to; without padding.
+/// How many parameters there are, and how many of them a token uses: all except the experts it is not sent to; without padding.
 #[pyfunction]
 #[pyo3(signature = (kind, sizes, /))]
 pub fn model_params(py: Python<'_>, kind: &str, sizes: &str) -> PyResult<(usize, usize)> {

@@ -5,19 +5,19 @@ use ironhorse_core::{Error, Place, Result};
 /// What a launcher says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Environment {
-    /// Which of how many.
+    /// Which rank this is, and of how many.
     pub place: Place,
-    /// Which of those on this machine: the GPU it uses.
+    /// The number of this rank among those on this machine: the GPU it uses.
     pub local_rank: usize,
-    /// How many share the cores of this machine, where the launcher says so and does not divide them itself.
+    /// How many ranks share the cores of this machine, where the launcher says so and does not divide them itself.
     pub local_world: Option<usize>,
-    /// Where rank 0 listens: a name or an address.
+    /// The name or address of the machine on which rank 0 listens.
     pub address: String,
-    /// The port there.
+    /// The port on which rank 0 listens.
     pub port: u16,
-    /// What all ranks of the run know.
+    /// The secret of the run, which all its ranks know.
     pub token: String,
-    /// The launcher.
+    /// The name of the launcher.
     pub by: &'static str,
     /// Rank 0 of our own launcher: standard input is the socket that it listens on.
     pub listens_on_stdin: bool,
@@ -52,7 +52,7 @@ impl Environment {
         Self::of(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
     }
 
-    /// The same of variables that `get` knows.
+    /// As [`Self::read`], with variables that `get` looks up.
     pub fn of(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>> {
         let vars = Vars(get);
         let found = if vars.has(ours::RANK) {

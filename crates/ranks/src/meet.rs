@@ -28,15 +28,15 @@ pub struct Meeting<'a> {
     pub version: &'a str,
     /// How long the others may take to come.
     pub patience: Duration,
-    /// A rank that is silent for so long is lost.
+    /// How long a rank may be silent before it is lost.
     pub timeout: Duration,
-    /// Is told of connections that are refused.
+    /// Called with a message for each connection that is refused.
     pub note: &'a dyn Fn(&str),
-    /// Asked while it waits: whether to stop.
+    /// Called while the rank waits; says whether to stop.
     pub stop: &'a dyn Fn() -> bool,
 }
 
-/// Where a rank listens.
+/// The host and address at which a rank listens.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Row {
     host: String,
@@ -87,8 +87,8 @@ fn allow_descriptors(world: usize) {
     let _ = world;
 }
 
-/// Where a rank is for one that reached rank 0 at `leader`: ranks on the machine of rank 0 may have come to it by a loopback address,
-/// which elsewhere means another machine.
+/// The address of a rank as seen by a rank that reached rank 0 at `leader`: ranks on the machine of rank 0 may have come to it by a
+/// loopback address, which on other machines means the machine itself.
 fn seen_from(leader: IpAddr, row: SocketAddr) -> SocketAddr {
     match row.ip().is_loopback() && !leader.is_loopback() {
         true => SocketAddr::new(leader, row.port()),
@@ -294,7 +294,7 @@ impl Meeting<'_> {
         Ok(peers)
     }
 
-    /// Any other rank: goes to rank 0, then connects to the ranks below it and waits for those above.
+    /// Meets the others as any rank but 0: goes to rank 0, then connects to the ranks below it and waits for those above.
     fn follow(&self, until: Instant) -> Result<Vec<Peer>> {
         let Environment { place, address, port, token, .. } = self.environment;
         let listener = listen(0).map_err(|error| io_error("cannot listen", &error))?;
@@ -365,7 +365,7 @@ impl Meeting<'_> {
         }
     }
 
-    /// Where all ranks are, from rank 0, which waits for the last of them.
+    /// Receives the addresses of all ranks from rank 0, which waits for the last of them.
     fn table(&self, leader: &mut TcpStream, until: Instant) -> Result<Vec<Row>> {
         let lost = |error: &io::Error| Error::RankLost {
             rank: 0,

@@ -13,16 +13,16 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest introduction.
 const MOST: usize = 4096;
 
-/// Who connects.
+/// How a rank that connects introduces itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// Its rank.
     pub rank: usize,
-    /// How many it believes there are.
+    /// How many ranks it believes there are.
     pub world: usize,
     /// Its machine.
     pub host: String,
-    /// Where it listens for other ranks.
+    /// The port on which it listens for other ranks.
     pub port: u16,
     /// Version and commit of its program.
     pub version: String,

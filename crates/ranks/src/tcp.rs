@@ -1,7 +1,8 @@
 //! The communicator over TCP: one connection for each pair of ranks.
 //!
-//! A thread for each connection reads what arrives, so that nobody waits for anybody to read; one more sends heartbeats and looks for
-//! ranks that are silent, or that make a step and do not get on with it. The first failure is the one that counts: it is told to all, and every call fails with it.
+//! A thread for each connection reads what arrives, so that nobody waits for anybody to read; one more sends heartbeats and looks
+//! for ranks that are silent, or that make a step and no progress in it. The first failure is the one that counts: it is told to
+//! all, and every call fails with it.
 
 use crate::wire::{self, Kind, Pulse, Writer};
 use crate::work::{OwnWork, Work};
@@ -61,7 +62,7 @@ struct Shared {
     failure: OnceLock<Blame>,
     done: AtomicBool,
     own: OwnWork,
-    /// How this rank gets on, as the others see it.
+    /// The progress of this rank, as the others see it.
     work: Work,
 }
 
@@ -116,7 +117,7 @@ impl TcpRanks {
         Ok(Self { shared })
     }
 
-    /// Where each rank is.
+    /// The host of each rank.
     pub fn hosts(&self) -> Vec<String> {
         let here = crate::host();
         self.shared
@@ -260,8 +261,8 @@ impl Shared {
         }
     }
 
-    /// Looks for ranks that make a step and have not got on for too long. Where one hangs on a GPU all of them do: it is the one that
-    /// has come least far.
+    /// Looks for ranks that make a step and have not made progress for too long. Where one rank hangs on a GPU all of them do: the one
+    /// to blame is the one that has made the least progress.
     fn look_for_stuck(&self) {
         let (now, limit) = (self.now(), self.timeout.as_millis() as u64);
         let here = crate::host();

@@ -29,7 +29,7 @@ const MOST: u64 = 1 << 33;
 /// What a heartbeat says of the work of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pulse {
-    /// How often it has got on.
+    /// How often the rank has made progress.
     pub count: u64,
     /// 0 unless it is its turn: it makes a step, and waits for nobody. Else how many times the usual limit it has to get on.
     pub limits: u8,

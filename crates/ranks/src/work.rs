@@ -5,15 +5,15 @@ use ironhorse_core::ranks::{AT_FIRST, Watched};
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// A call that waits and has not looked for so long hangs.
+/// A call that waits and has not looked around for this long hangs.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
-/// Counts of a step: more than a rank can get on in one.
+/// Counts of a step: more than the progress that a rank can make in one.
 const STEP_BITS: u32 = 32;
 
-/// How this rank gets on.
+/// The progress of this rank.
 #[derive(Default)]
 pub struct OwnWork {
-    /// How often it has got on: from the step's number on, so that ranks which did other things between steps can be compared.
+    /// How often it has made progress: from the step's number on, so that ranks which did other things between steps can be compared.
     count: AtomicU64,
     /// How many times the usual limit the step may take; 0 between steps.
     limits: AtomicU8,
@@ -36,7 +36,7 @@ impl OwnWork {
         self.limits.store(limits, Ordering::Relaxed);
     }
 
-    /// This rank has got on.
+    /// Counts that this rank has made progress.
     pub fn gets_on(&self) {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
@@ -73,14 +73,14 @@ impl Drop for Waits<'_> {
     }
 }
 
-/// How a rank gets on with its work, as far as it is known.
+/// The progress of another rank, as far as it is known.
 #[derive(Default)]
 pub struct Work {
-    /// How often it has got on.
+    /// How often the rank has made progress.
     count: AtomicU64,
     /// [`Pulse::limits`]
     limits: AtomicU8,
-    /// Milliseconds after the start at which it got on, or did not work.
+    /// Milliseconds after the start at which it made progress, or did not work.
     at: AtomicU64,
 }
 
@@ -94,17 +94,17 @@ impl Work {
         }
     }
 
-    /// It gets its time again.
+    /// Gives the rank the full time limit again.
     pub fn forgive(&self, now: u64) {
         self.at.store(now, Ordering::Relaxed);
     }
 
-    /// How often it has got on.
+    /// How often the rank has made progress.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Whether it has not got on for too long, where `limit` is the usual time in milliseconds: then how many times that it had.
+    /// How many times `limit`, the usual time in milliseconds, the rank had, if it has made no progress for longer than that; else `None`.
     pub fn stuck(&self, limit: u64, now: u64) -> Option<u8> {
         let limits = self.limits.load(Ordering::Relaxed);
         let stuck = now.saturating_sub(self.at.load(Ordering::Relaxed));

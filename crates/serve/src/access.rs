@@ -34,7 +34,7 @@ impl Access {
         Err(ApiError::new(StatusCode::UNAUTHORIZED, Some("invalid_api_key"), message))
     }
 
-    /// On the loopback address and without a key, a page of another site could reach us under its own name.
+    /// Refuses foreign host names on the loopback address if there is no key: a page of another site could reach us under its own name.
     fn check_host(&self, request: &Request) -> Result<(), ApiError> {
         if !self.loopback || self.api_key.is_some() || self.cors.is_some() {
             return Ok(());

@@ -14,18 +14,18 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// A token with how likely it was.
 struct Scored {
     id: u32,
-    /// None for the first token of a prompt.
+    /// `None` for the first token of a prompt.
     likely: Option<Likely>,
-    /// Where its text begins in the answer, in characters.
+    /// The offset of its text in the answer, in characters.
     offset: usize,
 }
 
 /// One text of an answer.
 struct Choice {
     writer: Writer,
-    /// What a stream has not told yet, or all of it.
+    /// The text that a stream has not sent yet; without a stream, all of it.
     text: String,
-    /// Characters before that.
+    /// The number of characters before `text`.
     told: usize,
     scored: Vec<Scored>,
     /// Tokens of the prompt that are not told with it.
@@ -42,7 +42,7 @@ struct Choice {
 pub struct Answers {
     model: Arc<Model>,
     choices: Vec<Choice>,
-    /// Of OpenAI's schema.
+    /// The `id` of OpenAI's schema.
     id: String,
     created: u64,
     chat: bool,
@@ -52,7 +52,7 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// For these texts.
+    /// The empty answers to a request.
     pub fn new(model: Arc<Model>, asked: &Asked, planned: &[Planned], number: u64) -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let kind = if asked.chat { "chatcmpl" } else { "cmpl" };
@@ -206,7 +206,7 @@ impl Answers {
         self.choices.len()
     }
 
-    /// Whether it is that of a conversation.
+    /// Whether it is the answer of a conversation.
     pub fn is_chat(&self) -> bool {
         self.chat
     }

@@ -49,7 +49,7 @@ impl Drop for Answering {
 }
 
 impl Api {
-    /// Of a model whose work goes to this queue.
+    /// The API of a model whose work goes to this queue.
     pub fn new(model: Model, queue: Arc<Queue>, metrics: Arc<Metrics>, access: Access, open: Open) -> Self {
         Self {
             model: Arc::new(model),

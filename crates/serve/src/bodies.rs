@@ -38,7 +38,7 @@ impl AsRef<[u8]> for Held {
 }
 
 impl Bodies {
-    /// As these limits say. A single body of the largest size always fits.
+    /// Room for bodies as these limits say. A single body of the largest size always fits.
     pub fn new(limits: &Limits) -> Self {
         let units = limits.bodies_bytes.max(limits.body_bytes).div_ceil(UNIT) + 1;
         let room = Arc::new(Semaphore::new(units.min(Semaphore::MAX_PERMITS)));

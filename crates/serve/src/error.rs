@@ -7,7 +7,7 @@ use serde_json::json;
 /// The most bytes of a client's text that an error repeats.
 pub(crate) const SHOWN: usize = 60;
 
-/// As much of a client's text as an error repeats.
+/// The beginning of a client's text, as much of it as an error repeats.
 pub(crate) fn shown(mut text: String) -> String {
     if text.len() > SHOWN {
         text.truncate(text.floor_char_boundary(SHOWN - '…'.len_utf8()));
@@ -16,7 +16,7 @@ pub(crate) fn shown(mut text: String) -> String {
     text
 }
 
-/// The same between quotation marks.
+/// As [`shown`], between quotation marks.
 pub(crate) fn quoted(text: &str) -> String {
     let mut quoted = shown(format!("{text:?}"));
     if !quoted.ends_with('"') {
@@ -39,7 +39,7 @@ pub struct ApiError {
 }
 
 impl ApiError {
-    /// With this status and name.
+    /// An error with this status and name.
     pub fn new(status: StatusCode, code: Option<&'static str>, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), param: None, code }
     }
@@ -62,7 +62,7 @@ impl ApiError {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, None, message)
     }
 
-    /// A path that there is not.
+    /// A path that the server does not have.
     pub fn no_path(path: &str) -> Self {
         let message = format!("{} is not a path of this server", quoted(path));
         Self::new(StatusCode::NOT_FOUND, Some("unknown_url"), message)
@@ -78,13 +78,13 @@ impl ApiError {
         }
     }
 
-    /// As JSON.
+    /// The error as JSON.
     pub fn json(&self) -> serde_json::Value {
         let Self { message, param, code, .. } = self;
         json!({"error": {"message": message, "type": self.kind(), "param": param, "code": code}})
     }
 
-    /// As an answer.
+    /// The error as an answer.
     pub fn response(&self) -> Response {
         let mut response = answer(self.status, "application/json", self.json().to_string());
         let header = match self.status {

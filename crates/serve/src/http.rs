@@ -29,11 +29,11 @@ use tokio::sync::{Semaphore, watch};
 pub struct Limits {
     /// Connections at a time.
     pub connections: usize,
-    /// Until the head of a request is there, also of the next one on a connection that is kept open.
+    /// The time until the head of a request is there, also of the next one on a connection that is kept open.
     pub head: Duration,
-    /// Until its body is there.
+    /// The time from the head of a request until its body is there.
     pub body: Duration,
-    /// Until a client reads on.
+    /// The time until a client reads on.
     pub stalled: Duration,
     /// Bytes of a body.
     pub body_bytes: usize,
@@ -107,9 +107,9 @@ pub fn decoded(text: &str) -> String {
 /// Why a body did not arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadBody {
-    /// Larger than allowed.
+    /// It is larger than allowed.
     Large,
-    /// Not in time.
+    /// It did not come in time.
     Slow,
     /// The client broke off, or what it sent is not HTTP.
     Broken,
@@ -125,9 +125,9 @@ pub trait Source: Send {
 
 /// The body of an answer.
 pub enum Body {
-    /// All of it.
+    /// The whole body at once.
     Whole(Bytes),
-    /// Piece by piece; dropped when the client goes away.
+    /// A body that comes piece by piece; it is dropped when the client goes away.
     Pieces(Box<dyn Source>),
 }
 
@@ -232,7 +232,7 @@ pub trait Handler: Send + Sync + 'static {
 pub struct Open(Arc<AtomicUsize>);
 
 impl Open {
-    /// Now.
+    /// How many connections there are now.
     pub fn count(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }

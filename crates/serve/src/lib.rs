@@ -44,7 +44,7 @@ pub enum Error {
     Network {
         /// What failed.
         what: String,
-        /// Why.
+        /// Why it failed.
         source: std::io::Error,
     },
     /// A thread that panicked.

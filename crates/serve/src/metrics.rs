@@ -67,11 +67,11 @@ pub struct Metrics {
     pub completion_tokens: Number,
     /// Texts that are written now.
     pub sequences: Number,
-    /// From the request to the first token.
+    /// The time from the request to the first token.
     pub first_token_seconds: Seconds,
-    /// From the request to a row of the decoder.
+    /// The time from the request to a row of the decoder.
     pub queue_seconds: Seconds,
-    /// Steps of the decoder.
+    /// The time of a step of the decoder.
     pub step_seconds: Seconds,
     /// Requests by path and status.
     requests: Mutex<BTreeMap<(&'static str, u16), u64>>,
@@ -83,7 +83,7 @@ impl Metrics {
         *self.requests.lock().unwrap_or_else(PoisonError::into_inner).entry((path, status)).or_default() += 1;
     }
 
-    /// All of it; `now` are values that are not counted here, each with its name and help.
+    /// All metrics in Prometheus's format; `now` are values that are not counted here, each with its name and help.
     pub fn text(&self, now: &[(&str, &str, u64)]) -> String {
         let mut out = String::new();
         let name = "ironhorse_requests_total";

@@ -15,7 +15,7 @@ pub struct Model {
     pub name: String,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
-    /// With its template, if it has one.
+    /// The tokenizer with the chat template, if the model has one.
     pub chat: Option<Chat>,
     /// Positions of a text, its prompt included.
     pub context: usize,
@@ -28,7 +28,7 @@ pub struct Model {
 /// A text to write, and what of its prompt is told.
 #[derive(Debug)]
 pub struct Planned {
-    /// For the decoder.
+    /// The text as the decoder takes it.
     pub job: Job,
     /// The prompt as text, where it is part of the answer.
     pub echo: Option<String>,

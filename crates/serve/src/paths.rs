@@ -1,6 +1,6 @@
 //! The paths of the model's server.
 
-/// Before the name of a model.
+/// The path of a model, up to its name.
 pub const MODEL: &str = "/v1/models/";
 
 /// What a path asks for.
@@ -16,7 +16,7 @@ pub enum Path {
 }
 
 impl Path {
-    /// By its path.
+    /// What this path asks for.
     pub fn of(path: &str) -> Self {
         match path {
             "/" => Self::Page,

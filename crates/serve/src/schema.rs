@@ -29,13 +29,13 @@ pub enum Prompt {
 /// A request to write.
 #[derive(Clone, Debug)]
 pub struct Asked {
-    /// What is continued, each `choices` times.
+    /// The prompts, each to be continued `choices` times.
     pub prompts: Vec<Prompt>,
-    /// `n`
+    /// `n`: the number of texts for each prompt.
     pub choices: usize,
-    /// Without it as much as the context has room for.
+    /// The most tokens of a text; `None`: as many as the context has room for.
     pub max_tokens: Option<usize>,
-    /// Without a seed.
+    /// How tokens are drawn; its seed is not set.
     pub sampler: Sampler,
     /// The seed of the first choice.
     pub seed: Option<u64>,
@@ -45,15 +45,15 @@ pub struct Asked {
     pub logprobs: Option<usize>,
     /// Whether the prompt is part of the answer.
     pub echo: bool,
-    /// Go on after the token that ends a text.
+    /// Whether to go on after the token that ends a text.
     pub ignore_eos: bool,
-    /// Piece by piece.
+    /// Whether the answer is sent piece by piece.
     pub stream: bool,
     /// Whether a stream tells at its end how many tokens there were.
     pub stream_usage: bool,
-    /// Of a conversation.
+    /// Whether the prompt is a conversation.
     pub chat: bool,
-    /// What the template is given besides.
+    /// What the chat template is given besides the conversation.
     pub template_kwargs: Option<Map<String, Value>>,
 }
 

@@ -16,7 +16,7 @@ pub struct Timed<T> {
 }
 
 impl<T> Timed<T> {
-    /// That may wait so long.
+    /// A connection that may wait for `limit`.
     pub fn new(inner: T, limit: Duration) -> Self {
         Self { inner, limit, waiting: None }
     }

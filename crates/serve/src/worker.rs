@@ -21,9 +21,9 @@ pub struct Work {
     pub job: Job,
     /// Its number in the request.
     pub index: usize,
-    /// Where it is told. A request that is gone has closed it.
+    /// The channel to the request. A request that is gone has closed it.
     pub told: mpsc::UnboundedSender<Told>,
-    /// Set when nothing more is wanted.
+    /// Whether nothing more is wanted.
     pub cancelled: Arc<AtomicBool>,
     /// When the request came.
     pub came: Instant,
@@ -61,7 +61,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// With room for so many texts.
+    /// A queue with room for `most` texts.
     pub fn new(most: usize) -> Self {
         Self { waiting: Mutex::default(), came: Condvar::new(), most }
     }
@@ -71,7 +71,7 @@ impl Queue {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds all of it or nothing.
+    /// Adds all of these texts or none.
     pub fn add(&self, work: Vec<Work>) -> Result<(), Busy> {
         let mut waiting = self.lock();
         if waiting.gone || waiting.closed {

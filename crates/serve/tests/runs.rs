@@ -39,7 +39,7 @@ fn step(step: u64) -> Metrics {
     }
 }
 
-/// A run of so many steps with two samples.
+/// A run of `steps` steps with two samples.
 fn make(path: &Path, steps: u64) -> RunFolder {
     let mut folder = RunFolder::create(path, "steps = 100\nlr = 0.001\n", false).unwrap();
     (0..steps).for_each(|i| folder.log(&step(i)).unwrap());

@@ -31,7 +31,7 @@ fn the_oracle_conforms_to_itself_in_full() {
 /// How [`Rounding`] rounds its results.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Round {
-    /// To the nearest; weights stochastically.
+    /// Results to the nearest, weights stochastically.
     Right,
     /// Everything to the nearest, weights too.
     Nearest,

@@ -17,7 +17,7 @@ fn rmsnorm() {
     }
 }
 
-/// Like `residual_layernorm`, then recomputed from the saved statistic.
+/// Checks the op like `residual_layernorm`, then recomputes its result from the saved statistic.
 #[test]
 fn residual_rmsnorm() {
     for gain in [Gain::Weight, Gain::OnePlusWeight] {

@@ -14,7 +14,7 @@ pub struct Report {
     pub precision: Precision,
     /// ‖got−want‖/‖want‖ of the written slot that comes closest to its tolerance.
     pub error: f64,
-    /// That slot.
+    /// The name of that slot.
     pub slot: &'static str,
     /// The tolerance.
     pub tolerance: f64,

@@ -89,7 +89,7 @@ pub struct Suite {
     pub large: bool,
     /// Run each case twice and require the same bits.
     pub twice: bool,
-    /// In f32, run the ops of 8-bit numbers too, in slots of f32. Only the CPU engine has them there.
+    /// Run the ops of 8-bit numbers in f32 too, in slots of f32. Only the CPU engine has them there.
     pub wide_fp8: bool,
 }
 
@@ -134,7 +134,7 @@ impl Suite {
         summary
     }
 
-    /// The same on several engines, one case on all of them after the other: the oracle computes each case once.
+    /// As [`Self::run`], on several engines, one case on all of them after the other: the oracle computes each case once.
     pub fn run_each(&self, engines: &mut [Box<dyn Engine>]) -> Vec<Summary> {
         let mut summaries: Vec<Summary> =
             engines.iter().map(|engine| self.summary(engine.as_ref())).collect();

@@ -39,7 +39,7 @@ pub trait Hook<E: Engine + ?Sized>: Send {
 }
 
 impl<E: Engine, H: Hook<E>> Wrapped<E, H> {
-    /// This engine with this hook.
+    /// The engine with this hook.
     pub fn new(inner: E, hook: H) -> Self {
         Self { hook, inner: Box::new(inner) }
     }

@@ -52,7 +52,7 @@ pub enum Error {
     /// A chat template is invalid, or what it computes fails.
     #[error("{origin}: line {line}: {}{problem}", quoted(expression))]
     Template {
-        /// Where the template is from.
+        /// The source of the template: a file, or a field in one.
         origin: String,
         /// The line of the template.
         line: usize,
@@ -80,7 +80,7 @@ impl Error {
         Self::Tokenizer { name: name.to_string(), problem: one_line(&problem.to_string()) }
     }
 
-    /// The same for callers that know only the errors of training.
+    /// The error of training for callers that know only those.
     pub(crate) fn into_train(self) -> ironhorse_train::Error {
         match self {
             Self::Train(error) => error,

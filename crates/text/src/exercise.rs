@@ -237,7 +237,7 @@ pub struct Interrupted {
 }
 
 impl Interrupted {
-    /// One below this folder, stopped by a line that is not JSON, in the middle of its second shard.
+    /// A preparation below this folder, stopped by a line that is not JSON in the middle of its second shard.
     pub fn new(folder: &Path) -> Result<Self, Error> {
         let failed = |source| Error::io(folder, "write", source);
         let mut lines: String = (0..12).map(|n| format!("{{\"text\": \"number {}\"}}\n", n % 9)).collect();

@@ -6,13 +6,13 @@ use std::ops::AddAssign;
 /// Numbers of tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Passed.
+    /// Tests that passed.
     pub passed: usize,
-    /// Failed, or could not be run.
+    /// Tests that failed, or could not be run.
     pub failed: usize,
-    /// Skipped by the test itself: `#[ignore]`, `pytest.skip`, an expected failure; deselected by pytest.
+    /// Tests that were skipped by themselves (`#[ignore]`, `pytest.skip`, an expected failure) or deselected by pytest.
     pub skipped: usize,
-    /// Of the skipped ones, those that `cargo xtask test --all` runs: they take minutes.
+    /// The skipped tests that `cargo xtask test --all` runs: they take minutes.
     pub waiting: usize,
 }
 

@@ -53,7 +53,7 @@ const MAY_SPILL: &[(&str, &str, u32)] = &[
 
 struct Options {
     architectures: Vec<String>,
-    /// Every combination of constants, rather than every value of each.
+    /// Whether every combination of constants is compiled, rather than every value of each.
     combinations: bool,
     verbose: bool,
     json: Option<PathBuf>,

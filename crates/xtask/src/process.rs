@@ -20,7 +20,7 @@ pub fn run(command: &mut Command) -> Result<bool> {
     Ok(status.success())
 }
 
-/// The same, and parses the counts from standard output. Standard error, where cargo shows its progress, is unchanged.
+/// As [`run`], and parses the counts from standard output. Standard error, where cargo shows its progress, is unchanged.
 pub fn run_counted(command: &mut Command, dialect: Dialect) -> Result<(bool, Counts)> {
     let mut counts = Counts::default();
     if dialect == Dialect::Silent {

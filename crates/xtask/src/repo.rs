@@ -123,7 +123,7 @@ impl Repo {
         command
     }
 
-    /// The same with this compiler.
+    /// As [`Self::cargo`], with this compiler.
     pub fn cargo_with(&self, compiler: Compiler) -> Command {
         let mut cargo = self.cargo();
         compiler.set(&mut cargo);
@@ -159,7 +159,7 @@ impl Repo {
         python
     }
 
-    /// Where the environment keeps its packages.
+    /// The folders in which the environment keeps its packages.
     pub fn site_packages(&self) -> Vec<PathBuf> {
         let venv = self.venv();
         let versions = std::fs::read_dir(venv.join("lib")).into_iter().flatten().flatten();

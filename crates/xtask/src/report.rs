@@ -10,10 +10,10 @@ pub struct Done {
     pub name: &'static str,
     /// Whether all of it passed.
     pub passed: bool,
-    /// From start to end.
+    /// The time from its start to its end.
     pub time: Duration,
-    /// The CPU time of its processes over all cores, if the system reports it. That of a stage that runs beside others is
-    /// part of theirs.
+    /// The CPU time of its processes over all cores, if the system reports it. The time of a stage that runs beside others is
+    /// counted with theirs.
     pub cpu: Option<Duration>,
     /// Whether it ran beside other stages.
     pub beside: bool,
@@ -56,7 +56,7 @@ pub fn table(done: &[Done], stages: &[&'static str], total: Duration) -> String 
     text
 }
 
-/// The same as JSON.
+/// The report as JSON.
 pub fn json(done: &[Done], stages: &[&'static str], total: Duration) -> Value {
     let stage = |&name: &&'static str| match done.iter().find(|one| one.name == name) {
         Some(one) => json!({

@@ -14,7 +14,7 @@ const PREFIX: &str = "ironhorse-tests-";
 pub struct Scratch(Option<PathBuf>);
 
 impl Scratch {
-    /// In memory, or, where that does not work or TMPDIR is set, wherever temporary files go.
+    /// A folder in memory, or, where that does not work or TMPDIR is set, wherever temporary files go.
     pub fn new() -> Self {
         let memory = Path::new(MEMORY);
         let room = std::env::var_os("TMPDIR").is_none() && available().is_some_and(|is| is >= LEAST_BYTES);

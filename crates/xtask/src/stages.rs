@@ -103,7 +103,7 @@ pub struct Stage {
     pub python: bool,
     /// Whether it is part of `--quick`.
     pub quick: bool,
-    /// Whether it runs beside the others, after those of its kind: one core does that while cargo links or waits.
+    /// Whether it runs beside the others, after the stages of its kind: one core is enough for that while cargo links or waits.
     pub beside: bool,
     /// Whether it is run only with `--all`, or where it is named.
     pub in_full: bool,

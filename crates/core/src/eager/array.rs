@@ -107,11 +107,11 @@ pub enum Targets {
 /// Distances in elements between sequences, heads and positions; the elements of one head are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strides {
-    /// From sequence to sequence.
+    /// The distance from one sequence to the next.
     pub batch: usize,
-    /// From head to head.
+    /// The distance from one head to the next.
     pub head: usize,
-    /// From position to position.
+    /// The distance from one position to the next.
     pub position: usize,
 }
 

@@ -61,9 +61,9 @@ pub struct RopeAngles {
 /// [`RopeAngles`] of q and of k, which differ in their arrays and their number of heads only.
 #[derive(Clone, Copy, Debug)]
 pub struct RopeQk {
-    /// Of the queries.
+    /// The rotation of the queries.
     pub q: RopeAngles,
-    /// Of the keys.
+    /// The rotation of the keys.
     pub k: RopeAngles,
 }
 

@@ -57,7 +57,7 @@ op! {
         pub heads: usize,
         /// NKV, a divisor of NH
         pub kv_heads: usize,
-        /// That of the forward.
+        /// The mask of the forward.
         pub mask: AttentionMask = Read,
     }
     name "attention_bwd"

@@ -20,13 +20,13 @@ op! {
         pub out: Slot = Write,
         /// a node of this rank; absent where it has fewer than others
         pub inp: Option<Slot> = Read,
-        /// Which node of each rank.
+        /// Which of the nodes of each rank is exchanged.
         pub round: usize,
         /// Micro-steps of the whole step, or nodes that are added here.
         pub micro_steps: usize,
         /// Which rank this is.
         pub place: Place,
-        /// With whom it exchanges.
+        /// The ranks that exchange.
         pub among: Among,
         /// Whether each rank gets a part only.
         pub divided: bool,
@@ -68,7 +68,7 @@ impl Exchange {
         SumTree::new(self.micro_steps).rows(self.within().world).len()
     }
 
-    /// What the one with this number among them gets of a node of so many elements.
+    /// What the rank with number `index` among those that exchange gets of a node of `elements` elements.
     pub fn part(&self, elements: usize, index: usize) -> std::ops::Range<usize> {
         if self.divided { Slices::new(self.within()).part_of(&(0..elements), index) } else { 0..elements }
     }
@@ -91,7 +91,7 @@ impl Exchange {
         all.into_iter().filter(|(round, ..)| *round == self.round).map(|(_, rank, row)| (rank, row)).collect()
     }
 
-    /// The ranks that get something of a node of so many elements, each with what it gets; this one too.
+    /// The ranks that get something of a node of `elements` elements, each with what it gets; this rank is one of them.
     pub fn receivers(&self, elements: usize) -> Vec<(usize, std::ops::Range<usize>)> {
         let all = 0..self.within().world;
         all.map(|index| (self.among.rank(index, self.place), self.part(elements, index))).collect()

@@ -57,7 +57,7 @@ op! {
 }
 
 impl AttentionDropoutFwd {
-    /// The same without dropout.
+    /// The op without dropout.
     pub const fn attention(&self) -> AttentionFwd {
         let Self { out, lse, qkv, heads, kv_heads, mask, .. } = *self;
         AttentionFwd { out, lse, qkv, heads, kv_heads, mask }
@@ -94,7 +94,7 @@ op! {
 }
 
 impl AttentionDropoutBwd {
-    /// The same without dropout.
+    /// The op without dropout.
     pub const fn attention(&self) -> AttentionBwd {
         let Self { d_qkv, d_out, qkv, out, lse, heads, kv_heads, mask, .. } = *self;
         AttentionBwd { d_qkv, d_out, qkv, out, lse, heads, kv_heads, mask }

@@ -22,7 +22,7 @@ op! {
         pub positions: Option<Slot> = Read,
         /// V without padding; tokens outside of `0..vocab` are an input error.
         pub vocab: usize,
-        /// Start at the scalar `position`, or where `positions` say, instead of 0.
+        /// Whether positions start at the scalar `position`, or where `positions` say, instead of 0.
         pub at_position: bool,
         /// What rows are multiplied by; 1 with `wpe`.
         pub factor: f32,
@@ -77,7 +77,7 @@ op! {
         pub accum_wte: Accum,
         /// Whether `d_wpe` is overwritten or added to. When overwritten, rows from T on become 0.
         pub accum: Accum,
-        /// That of the forward; 1 with `d_wpe`.
+        /// The factor of the forward; 1 with `d_wpe`.
         pub factor: f32,
     }
     name "embedding_bwd"

@@ -121,7 +121,7 @@ op! {
 
 op! {
     /// For every tensor in 8 bits: the largest element of earlier steps becomes that of this step, or 15/16 of what it was if that is
-    /// larger. What is not finite is not taken over, so that a bad step leaves nothing behind. That of this step becomes 0.
+    /// larger. One that is not finite is not taken over, so that a bad step leaves nothing behind. The one of this step becomes 0.
     pub struct ScaleUpdate {
         /// (n,2): of earlier steps, and of this one
         pub scales: Slot = Update,

@@ -90,7 +90,7 @@ op! {
     operands(d_out, inp)
 }
 
-/// The accuracy of a sum of so many terms: of an f32 result only the sum is inexact, of a bf16 result mostly the rounding.
+/// The accuracy of a sum of `terms` terms: of an f32 result only the sum is inexact, of a bf16 result mostly the rounding.
 fn rounded_sum(out: &Slot, terms: usize, fast: bool, product: Numerics) -> Numerics {
     let sum = Product::fp8_sum(terms, fast);
     let rounding = if out.dtype == DType::F32 { 0.0 } else { 1.5 * BF16_UNIT };

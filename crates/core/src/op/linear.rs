@@ -127,7 +127,7 @@ fn check_product(c: &Checker, slots: &[Named<'_>; 3]) -> Result<(usize, usize)> 
     check_shapes(c, slots)
 }
 
-/// The same without the element types.
+/// As [`check_product`], but does not check the element types.
 fn check_shapes(c: &Checker, &[out, inp, weight]: &[Named<'_>; 3]) -> Result<(usize, usize)> {
     let (rows, ic) = (inp.1.shape.rows(), inp.1.shape.cols());
     let oc = weight.1.shape.rows();

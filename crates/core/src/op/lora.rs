@@ -18,7 +18,7 @@ pub struct LoraParts {
     spans: [[usize; 2]; Self::MOST],
 }
 
-/// Where one of the adapters of a layer finds what it works with.
+/// The rows and columns of a layer's tensors that belong to one of its adapters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoraPart {
     /// Columns of the layer's result.
@@ -33,7 +33,7 @@ impl LoraParts {
     /// The most adapters of one layer: q, k and v.
     pub const MOST: usize = 3;
 
-    /// These columns; `None` if there are too many.
+    /// One adapter for each of these ranges of columns; `None` if there are too many.
     pub fn new(columns: &[Range<usize>]) -> Option<Self> {
         let mut parts = Self { count: columns.len(), ..Self::default() };
         for (i, span) in columns.iter().enumerate() {
@@ -56,7 +56,7 @@ impl LoraParts {
         self.spans.into_iter().take(self.count).map(|[first, end]| first..end)
     }
 
-    /// Each adapter in turn, of this rank.
+    /// The adapters in turn, each with `rank` columns of `hidden`.
     pub fn each(&self, rank: usize) -> impl Iterator<Item = LoraPart> {
         self.columns().enumerate().scan(0, move |row, (i, out)| {
             let b = *row..*row + out.len();

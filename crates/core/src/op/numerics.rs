@@ -56,9 +56,9 @@ pub enum Product {
     Attention,
     /// Attention over a cache. In bf16 it is held to sums in f32 without tensor cores, also where prompts use them.
     CachedAttention,
-    /// Of 8-bit numbers, whose products are exact in f32; the sums on tensor cores have this relative error at most.
+    /// A product of 8-bit numbers, which are multiplied exactly in f32; the sums on tensor cores have an error.
     Fp8 {
-        /// See [`Product::fp8_sum`].
+        /// The largest relative error of a sum, see [`Product::fp8_sum`].
         sum: f64,
     },
 }
@@ -84,7 +84,7 @@ pub struct Numerics {
     pub product: Option<Product>,
     /// How many intermediate roundings to bf16 an engine may make, each weighted by its effect on the result.
     pub inner_roundings: f64,
-    /// In bf16, an engine may use the hardware's tanh, whose error is 2⁻¹¹.
+    /// Whether an engine may use the hardware's tanh in bf16, whose error is 2⁻¹¹.
     pub fast_tanh: bool,
     /// A bf16 result is rounded stochastically instead of to the nearest.
     pub random_rounding: bool,
@@ -94,10 +94,10 @@ pub struct Numerics {
 }
 
 impl Numerics {
-    /// For copied bits.
+    /// The numerics of copied bits.
     pub const EXACT: Self = Self::new(Arithmetic::Exact);
 
-    /// This arithmetic, and no other source of error.
+    /// The numerics of this arithmetic, with no other source of error.
     pub const fn new(arithmetic: Arithmetic) -> Self {
         Self {
             arithmetic,
@@ -109,31 +109,31 @@ impl Numerics {
         }
     }
 
-    /// With a matrix product.
+    /// These numerics with a matrix product.
     #[must_use]
     pub const fn product(self, product: Product) -> Self {
         Self { product: Some(product), ..self }
     }
 
-    /// With this many intermediate roundings to bf16.
+    /// These numerics with this many intermediate roundings to bf16.
     #[must_use]
     pub const fn inner_roundings(self, inner_roundings: f64) -> Self {
         Self { inner_roundings, ..self }
     }
 
-    /// With the hardware's tanh in bf16.
+    /// These numerics with the hardware's tanh in bf16.
     #[must_use]
     pub const fn fast_tanh(self) -> Self {
         Self { fast_tanh: true, ..self }
     }
 
-    /// With stochastic rounding of bf16 results.
+    /// These numerics with stochastic rounding of bf16 results.
     #[must_use]
     pub const fn random_rounding(self) -> Self {
         Self { random_rounding: true, ..self }
     }
 
-    /// With this tolerance between two engines in bf16.
+    /// These numerics with this tolerance between two engines in bf16.
     #[must_use]
     pub const fn bf16_engines(self, apart: f64) -> Self {
         Self { bf16_engines: Some(apart), ..self }

@@ -5,10 +5,11 @@ use super::spec::{Checker, named, op};
 use crate::{DType, Result, Slices, Slot};
 
 op! {
-    /// `norm = √Σ g²` over every gradient, summed in a fixed order: piece by piece ([`PIECE_ELEMENTS`](crate::ranks::PIECE_ELEMENTS)), and then over the pieces. Where the op that
-    /// wrote a gradient has summed its squares already, an engine may add those sums instead, without `slices`. `halt` becomes 1 if it was not 0 already, or if the
-    /// norm or the loss is non-finite. Only the host clears `halt`: after a bad step no further update is made until the
-    /// host has seen it, however many steps are in flight.
+    /// `norm = √Σ g²` over every gradient, summed in a fixed order: piece by piece
+    /// ([`PIECE_ELEMENTS`](crate::ranks::PIECE_ELEMENTS)), and then over the pieces. Where the op that wrote a gradient has summed
+    /// its squares already, an engine may add those sums instead, without `slices`. `halt` becomes 1 if it was not 0 already, or if
+    /// the norm or the loss is non-finite. Only the host clears `halt`: after a bad step no further update is made until the host
+    /// has seen it, however many steps are in flight.
     pub struct GradNorm {
         /// one f32
         pub norm: Slot = Write,
@@ -18,8 +19,8 @@ op! {
         pub grads: Slot = Read,
         /// one f32, the loss
         pub loss: Slot = Read,
-        /// Where this rank has the sums of its own parts only: the norm is that over all ranks, who exchange the sums of
-        /// their pieces
+        /// The parts of the gradients that this rank has the sums of, if it does not have all: the norm is that over all ranks,
+        /// which exchange the sums of their pieces
         pub slices: Option<Slices>,
     }
     name "grad_norm"
@@ -36,7 +37,8 @@ op! {
 }
 
 op! {
-    /// AdamW in one pass on every parameter that the parameter table assigns to it, with the scalars `lr, beta1, beta2, eps, weight_decay, grad_clip, step`:
+    /// AdamW in one pass on every parameter that the parameter table assigns to it, with the scalars `lr`, `beta1`, `beta2`,
+    /// `eps`, `weight_decay`, `grad_clip` and `step`:
     /// `g = grad·min(1, grad_clip/(norm + 1e-6))`, `m = β₁m + (1-β₁)g`, `v = β₂v + (1-β₂)g²`,
     /// `w = w - lr·wd·w - lr·(m/(1-β₁ᵗ)) / (√(v/(1-β₂ᵗ)) + eps)`. Decay applies to the parameters that the parameter table
     /// marks.

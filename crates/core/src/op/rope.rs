@@ -10,7 +10,7 @@ use crate::Slot;
 /// engine has the same tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// The frequencies stay as they are.
     #[default]
     None,
     /// All pairs turn `factor` times slower.
@@ -18,7 +18,7 @@ pub enum RopeScaling {
         /// How much longer the context became.
         factor: f64,
     },
-    /// That of Llama 3.1: pairs that turn less than `low` times in the `original` context are `factor` times slower, those
+    /// The scaling of Llama 3.1: pairs that turn less than `low` times in the `original` context are `factor` times slower, those
     /// that turn more than `high` times are as fast as before, and those between are in between.
     Llama3 {
         /// How much longer the context became.
@@ -71,9 +71,9 @@ impl RopeScaling {
 }
 
 op! {
-    /// Rotates every head of queries and keys in place according to its position; values are unchanged. The pair
-    /// `(i, i + HD/2)` of a head at position `p` is rotated by the angle `p·θ^(-2i/HD)` with `θ = base·alpha^(HD/(HD-2))`,
-    /// whose speed `scaling` may change: `(a, b) → (a·cos - b·sin, a·sin + b·cos)`. Angles, sines and cosines are computed in f64 and rounded to f32.
+    /// Rotates every head of queries and keys in place according to its position; values are unchanged. The pair `(i, i + HD/2)` of
+    /// a head at position `p` is rotated by the angle `p·θ^(-2i/HD)` with `θ = base·alpha^(HD/(HD-2))`, whose speed `scaling` may
+    /// change: `(a, b) → (a·cos - b·sin, a·sin + b·cos)`. Angles, sines and cosines are computed in f64 and rounded to f32.
     ///
     /// The gradient of a rotation is the inverse rotation: the backward is the same op on the gradient, with `back`.
     pub struct Rope {

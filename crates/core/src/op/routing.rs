@@ -144,7 +144,7 @@ fn check_rows(c: &Checker, &[rows, tokens, routes]: &[Named<'_>; 3]) -> Result<(
     Ok(())
 }
 
-/// The same, and checks that `places` has the shape (N,K).
+/// As above, and checks that `places` has the shape (N,K).
 fn check_places(c: &Checker, slots: &[Named<'_>; 3]) -> Result<()> {
     let &[_, (_, tokens), (name, places)] = slots;
     c.dtype(name, places, DType::I32)?;

@@ -48,7 +48,7 @@ pub struct Arg {
     pub name: &'static str,
     /// How it is used.
     pub access: Access,
-    /// Where it lives.
+    /// The memory that the op is given.
     pub slot: Slot,
 }
 
@@ -63,12 +63,12 @@ impl Arg {
 /// What happens to the old contents of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accum {
-    /// Overwrite.
+    /// The op overwrites them.
     Write,
-    /// Add.
+    /// The op adds to them.
     Add,
-    /// Overwrite in the first micro-step of an optimizer step, add in the later ones. This saves a pass that zeroes all
-    /// gradients.
+    /// The op overwrites them in the first micro-step of an optimizer step and adds to them in the later ones. This saves a
+    /// pass that zeroes all gradients.
     FirstWrites,
 }
 

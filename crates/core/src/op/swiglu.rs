@@ -59,7 +59,7 @@ op! {
         pub d_out: Slot = Read,
         /// (..,2F), the input of the forward
         pub inp: Slot = Read,
-        /// f, that of the forward
+        /// f of the forward
         pub gate: Gate,
     }
     name "swiglu_bwd"

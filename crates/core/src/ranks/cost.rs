@@ -7,7 +7,7 @@ use crate::op::{AllGather, Exchange, GradNorm, Op};
 /// machine and a network card of its own; both carry both directions at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Links {
-    /// Ranks of one machine.
+    /// How many ranks a machine has.
     pub local: usize,
     /// Bytes a second and direction between a rank and those of its machine.
     pub inside: f64,
@@ -21,7 +21,7 @@ pub struct Links {
     pub call: f64,
     /// Seconds that a message inside a machine adds, however small.
     pub message_inside: f64,
-    /// The same between machines.
+    /// Seconds that a message between machines adds, however small.
     pub message_outside: f64,
     /// How much slower a rank computes while it exchanges: its library keeps some of the multiprocessors busy, and the memory.
     pub slows: f64,
@@ -41,7 +41,7 @@ pub struct Traffic {
 }
 
 impl Links {
-    /// GPUs of the kind of an H200, so many in a machine: NVLink with 450 GB/s and 400 Gb/s of network for each. NCCL reaches about
+    /// Machines of `local` GPUs of the kind of an H200: NVLink with 450 GB/s and 400 Gb/s of network for each. NCCL reaches about
     /// four fifths of such rates; the latencies are of the order that its small messages show, and it takes about 20 of 132
     /// multiprocessors.
     pub fn h200(local: usize) -> Self {
@@ -142,7 +142,7 @@ impl Links {
 /// How long an op takes by itself, and whether it only waits for links.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lasting {
-    /// When it may begin.
+    /// The queue it is in, and what it waits for before it begins.
     pub turn: Turn,
     /// How long it takes, with nothing beside it.
     pub seconds: f64,
@@ -153,7 +153,7 @@ pub struct Lasting {
 /// The time of ops that run on two queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Beside {
-    /// Until the last has ended.
+    /// Seconds until the last has ended.
     pub seconds: f64,
     /// The part of it in which nothing is computed: what is exchanged then is not hidden.
     pub waiting: f64,

@@ -25,22 +25,22 @@ use std::time::Duration;
 /// Which of how many processes this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// From 0.
+    /// The number of this process, from 0.
     pub rank: usize,
     /// How many there are, at least 1.
     pub world: usize,
 }
 
 impl Place {
-    /// The only one.
+    /// The place of a process that trains alone.
     pub const ALONE: Self = Self { rank: 0, world: 1 };
 
-    /// Whether there is no other.
+    /// Whether there is no other process.
     pub fn is_alone(&self) -> bool {
         self.world <= 1
     }
 
-    /// Whether this one prints and writes files.
+    /// Whether this process prints and writes files.
     pub fn leads(&self) -> bool {
         self.rank == 0
     }
@@ -49,12 +49,12 @@ impl Place {
 /// The ranks among which something is exchanged. Ranks are numbered machine by machine, as many in each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Among {
-    /// All.
+    /// All ranks of the run.
     #[default]
     All,
-    /// Those of one machine, which has so many.
+    /// The ranks of one machine, which has this many.
     Machine(usize),
-    /// Those with the same number in each machine, which has so many.
+    /// The ranks with the same number in each machine, which has this many.
     Peers(usize),
 }
 
@@ -97,10 +97,10 @@ impl Default for Place {
 pub enum Shard {
     /// Everything: each rank makes the whole update.
     None,
-    /// Its slice of moments and master weights.
+    /// Each rank keeps only its slice of the moments and master weights.
     #[default]
     State,
-    /// Also only its slice of the gradients that are kept from micro-step to micro-step.
+    /// Each rank also keeps only its slice of the gradients that are summed over micro-steps.
     Grads,
 }
 
@@ -125,7 +125,7 @@ pub const AT_FIRST: u32 = 10;
 /// A step that the ranks watch each other make: one that neither gets on nor waits for another is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watched {
-    /// Its number. Where all of them hang, the one that has come least far is to blame.
+    /// The number of the step. Where all ranks hang, the one in the earliest step is to blame.
     pub step: u64,
     /// Whether it may take [`AT_FIRST`] times as long.
     pub first: bool,
@@ -166,7 +166,7 @@ pub trait Communicator: Send + Sync {
         Vec::new()
     }
 
-    /// This rank has got on: an op or a micro-step is done.
+    /// Called when this rank has made progress: an op or a micro-step is done.
     fn gets_on(&self) {}
 }
 

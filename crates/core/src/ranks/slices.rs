@@ -3,14 +3,15 @@
 use super::Place;
 use std::ops::Range;
 
-/// The elements that are never divided: the gradient norm adds the squares of so many at a time, and then these sums in order.
+/// The elements of a piece, which is never divided: the gradient norm adds the squares of one piece at a time, and then these sums in
+/// order.
 pub const PIECE_ELEMENTS: usize = 1 << 16;
 
 /// How flat pools are divided: into buckets, which are exchanged one after the other, and each bucket into a part for every
 /// rank, in whole pieces of [`PIECE_ELEMENTS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slices {
-    /// Whose parts are meant.
+    /// The rank whose parts are meant.
     pub place: Place,
     /// Pieces of a bucket; the last bucket may have fewer.
     pub bucket: usize,
@@ -23,12 +24,12 @@ impl Slices {
     /// Buckets of 32 Mi elements: 128 MiB of f32, enough to fill a network while the backward computes the next one.
     pub const BUCKET: usize = 512;
 
-    /// In buckets of the usual size.
+    /// The division of pools into buckets of the usual size.
     pub fn new(place: Place) -> Self {
         Self::of_machines(place, 1)
     }
 
-    /// The same for machines of so many ranks.
+    /// As [`Slices::new`], for machines of `machine` ranks.
     pub fn of_machines(place: Place, machine: usize) -> Self {
         Self { place, bucket: Self::BUCKET, machine: machine.max(1) }
     }
@@ -65,8 +66,8 @@ impl Slices {
         self.parts(elements).iter().map(Range::len).sum()
     }
 
-    /// Where a range of the pool is in the memory of this rank, which holds its parts one after the other: pairs of a place
-    /// in the range, from 0, and the elements there.
+    /// The elements of a range of the pool that this rank holds, as pairs: an offset in the range, and the elements of this rank's
+    /// memory that begin with it. The memory holds the rank's parts one after the other.
     pub fn local(&self, elements: usize, range: &Range<usize>) -> Vec<(usize, Range<usize>)> {
         let mut start = 0;
         let mut found = Vec::new();
@@ -82,7 +83,7 @@ impl Slices {
     }
 }
 
-/// One of so many parts of a range, in whole pieces.
+/// Part `index` of a range that is divided into `parts` of whole pieces.
 fn divide(range: &Range<usize>, index: usize, parts: usize) -> Range<usize> {
     let pieces = range.len().div_ceil(PIECE_ELEMENTS);
     let cut = |index: usize| (range.start + pieces * index / parts.max(1) * PIECE_ELEMENTS).min(range.end);

@@ -29,9 +29,9 @@ pub enum Move {
 pub struct Row {
     /// The rank.
     pub rank: usize,
-    /// Where it is there: a level, or `None` for the gradient pool itself.
+    /// The buffer that the rank has it in: a level, or `None` for the gradient pool itself.
     pub level: Option<usize>,
-    /// Which micro-steps it is the sum of.
+    /// The micro-steps that are summed in it.
     pub of: Range<usize>,
 }
 
@@ -48,12 +48,12 @@ impl Move {
 }
 
 impl SumTree {
-    /// Over so many micro-steps, at least one.
+    /// The tree over this many micro-steps, at least one.
     pub fn new(count: usize) -> Self {
         Self { count: count.max(1) }
     }
 
-    /// Where a node of this tree is divided.
+    /// The first micro-step of a node's second half.
     fn split(node: &Range<usize>) -> usize {
         node.start + (node.len().div_ceil(2)).next_power_of_two()
     }

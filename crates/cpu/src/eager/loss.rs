@@ -189,7 +189,7 @@ impl Run for LogProbsBwd {
 }
 
 impl Run for AuxLoss {
-    /// On one thread. An expert chosen twice by a token counts once.
+    /// Runs on one thread. An expert chosen twice by a token counts once.
     unsafe fn run(&self) -> Result<(), Failed> {
         let (tokens, all) = (self.tokens as f64, self.experts);
         // SAFETY: guaranteed by the caller of `run`.

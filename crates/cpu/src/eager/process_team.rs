@@ -39,7 +39,7 @@ static SHARED: Mutex<Option<Pool>> = Mutex::new(None);
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// For a caller that works alone.
+    /// The pool of a caller that works alone.
     static SOLO: RefCell<Option<Pool>> = const { RefCell::new(None) };
 }
 

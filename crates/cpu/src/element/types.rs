@@ -13,10 +13,10 @@ pub trait Elem: Word + Send + Sync + 'static {
     /// Whether that is the element's own type: then memory can be used in place.
     const IS_ACC: bool;
 
-    /// Exact.
+    /// The number in the type it is computed in, exactly.
     fn load(self) -> Self::Acc;
 
-    /// Rounded to nearest, ties to even; NaN stays NaN.
+    /// The nearest element, ties to even; NaN stays NaN.
     fn store(x: Self::Acc) -> Self;
 }
 
@@ -72,7 +72,7 @@ impl Elem for F16 {
     type Acc = f32;
     const IS_ACC: bool = false;
 
-    /// Without branches, so that loops become vector code.
+    /// The number as an f32, without branches, so that loops become vector code.
     #[inline(always)]
     fn load(self) -> f32 {
         const SUBNORMAL: f32 = f32::from_bits(113 << 23);
@@ -129,7 +129,7 @@ pub trait Real:
     /// The nearest.
     fn of(x: f64) -> Self;
 
-    /// Exact.
+    /// The number as an f64, exactly.
     fn wide(self) -> f64;
 
     /// a b + c, with one rounding where `FMA`.
@@ -141,7 +141,7 @@ pub trait Real:
     /// e^x, but 0 where an f32 would be below 2^-124: for sums to which such a term adds nothing. Faster than `exp` in f32.
     fn exp_flush<const FMA: bool>(self) -> Self;
 
-    /// As `exp_flush` for a number that is at most 88; above, any number. Faster still.
+    /// e^x as `exp_flush` has it, for an x that is at most 88; above, the result is unspecified. Faster still.
     fn exp_low<const FMA: bool>(self) -> Self;
 
     /// √x

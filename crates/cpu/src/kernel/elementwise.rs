@@ -62,7 +62,7 @@ multiversion! {
         unsafe { map(from, [y], |[gate, up]| [gelu_tanh::<_, FMA>(gate) * up]) }
     }
 
-    /// The same as `swiglu_bwd` with GELU in its tanh form.
+    /// As `swiglu_bwd`, with GELU in its tanh form in place of silu.
     pub fn geglu_bwd<const FMA: bool, T: Elem>(from: [Span<T>; 3], to: [Span<T>; 3]) {
         // SAFETY: the caller alone uses what is written, each of which is an input or shares no memory with one.
         unsafe {

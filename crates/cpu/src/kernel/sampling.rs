@@ -158,7 +158,7 @@ impl Row<'_> {
         self.draw(order[..kept].iter().map(|&i| i as usize).zip(weights), u * above)
     }
 
-    /// As [`Row::draw_top_p`] says, without sorting the row: the mass of each step of the logits is known, so only the step
+    /// Draws as [`Row::draw_top_p`] says, without sorting the row: the mass of each step of the logits is known, so only the step
     /// in which the share is reached, and the one in which `u` falls, are sorted.
     fn draw_by_steps(&self, p: f64, u: f64) -> Option<usize> {
         let (steps, masses) = self.steps();
@@ -283,9 +283,9 @@ fn reach(weights: &[f64], mut above: f64, enough: f64) -> (f64, usize) {
 pub struct Sampling {
     /// Divides the logits; 0 is argmax.
     pub temperature: f32,
-    /// Only the k largest, and what ties with the k-th; at least 1.
+    /// Only the k largest logits, and what ties with the k-th, can be drawn; at least 1.
     pub top_k: Option<usize>,
-    /// Only the largest that together reach this share, in (0, 1].
+    /// Only the largest logits that together reach this share can be drawn, in (0, 1].
     pub top_p: Option<f32>,
 }
 

@@ -14,7 +14,7 @@ fn before(row: &[f32], a: u32, b: u32) -> Ordering {
     by_value.then(a.cmp(&b))
 }
 
-/// Up to this k a list of the best so far is kept, and most of the row is passed over by its maxima.
+/// The largest k for which a list of the best so far is kept, and most of the row is passed over by its maxima.
 const FEW: usize = 32;
 /// Elements whose maximum decides whether they are looked at one by one.
 const GROUP: usize = 64;

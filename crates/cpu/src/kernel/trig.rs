@@ -2,7 +2,7 @@
 
 use crate::multiversion;
 
-/// Up to here the reduction by multiples of π/2 in f64 loses nothing that an f32 shows.
+/// The largest angle for which the reduction by multiples of π/2 in f64 loses nothing that an f32 shows.
 const FAST: f32 = 1e6;
 
 /// (sin x, cos x) for |x| <= [`FAST`]; NaN for NaN.

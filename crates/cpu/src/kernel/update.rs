@@ -80,7 +80,7 @@ pub struct Coefficients {
 }
 
 impl Coefficients {
-    /// With weight decay.
+    /// The coefficients of a step with weight decay.
     pub fn new(s: &AdamWSettings) -> Self {
         let (lr, correction) = (f64::from(s.lr), |beta: f64| 1.0 - beta.powi(s.step));
         Self {

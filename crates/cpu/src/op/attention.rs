@@ -203,11 +203,11 @@ pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
     })
 }
 
-/// Where the tokens of a step belong in a cache.
+/// The places of a step's tokens in a cache.
 enum Places<'a> {
     /// Each token is of the sequence of its number, all at one position.
     One(usize),
-    /// The sequence and the position of each.
+    /// The sequence and the position of each token.
     Each([&'a [i32]; 2]),
 }
 

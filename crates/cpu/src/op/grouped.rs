@@ -11,7 +11,7 @@ use ironhorse_core::op::{
 use ironhorse_core::{Error, Result, Slot};
 use std::ops::Range;
 
-/// Where the rows of each expert begin, and the number of rows.
+/// The index of each expert's first row, then the number of rows.
 pub(super) struct Groups<'a>(&'a [i32]);
 
 impl Groups<'_> {
@@ -89,7 +89,7 @@ pub fn grouped_linear_fwd(ctx: &mut Ctx<'_>, op: &GroupedLinearFwd) -> Result<()
     unsafe { products(ctx, &group) }
 }
 
-/// With `then`, SwiGLU's backward runs on each row of `d_inp` as soon as that row is complete.
+/// The gradient of the input. With `then`, SwiGLU's backward runs on each row of `d_inp` as soon as that row is complete.
 pub fn grouped_linear_bwd_input(
     ctx: &mut Ctx<'_>,
     op: &GroupedLinearBwdInput,

@@ -11,7 +11,7 @@ pub(super) fn columns(span: Span<f32>, width: usize, first: usize) -> MatRef {
     MatRef::row_major(span.ptr().wrapping_add(first).cast_const(), width)
 }
 
-/// The same, written.
+/// Rows of `width` floats, written from this element on.
 pub(super) fn columns_mut(span: Span<f32>, width: usize, first: usize) -> MatMut {
     MatMut { ptr: span.ptr().wrapping_add(first), rs: width }
 }

@@ -4,7 +4,7 @@ use super::{Ctx, store};
 use ironhorse_core::Result;
 use ironhorse_core::op::{Preference, check_pairs};
 
-/// One thread: a batch has some thousand tokens, and their sums have one order.
+/// Runs on one thread: a batch has some thousand tokens, and their sums have one order.
 pub fn preference(ctx: &mut Ctx<'_>, op: &Preference) -> Result<()> {
     let (loss, means, rewards) = (ctx.f32(op.loss)?, ctx.f32(op.means)?, ctx.f32(op.rewards)?);
     let (losses, reference, weights) =

@@ -21,7 +21,7 @@ pub struct RopeTables(Vec<Table>);
 /// HD, the bits of base and alpha, and the scaling.
 type Key = (usize, u32, u32, RopeScaling);
 
-/// For each position the cosines of all pairs, then the sines.
+/// A table with, for each position, the cosines of all pairs, then the sines.
 struct Table {
     key: Key,
     positions: usize,
@@ -29,7 +29,7 @@ struct Table {
 }
 
 impl RopeTables {
-    /// At least `positions` rows of HD floats.
+    /// The table of an op: at least `positions` rows of HD floats.
     fn get(&mut self, team: &Team, op: &Rope, positions: usize) -> Result<&[f32]> {
         let key = (op.head_dim(), op.base.to_bits(), op.alpha.to_bits(), op.scaling);
         let index = match self.0.iter().position(|table| table.key == key) {

@@ -51,7 +51,7 @@ impl std::fmt::Debug for Kept {
 }
 
 impl Cache {
-    /// In this folder, or the one of the environment, or the user's cache folder.
+    /// Opens the cache in this folder, or the one of the environment, or the user's cache folder.
     pub fn open(folder: Option<&Path>) -> Self {
         let limit = std::env::var(LIMIT_VARIABLE).ok();
         Self::with_limit(folder, parse_limit(limit.as_deref()))
@@ -72,7 +72,7 @@ impl Cache {
         }
     }
 
-    /// Where entries are kept.
+    /// The folder that keeps the entries.
     pub fn folder(&self) -> Option<&Path> {
         self.0.as_deref().map(|kept| kept.folder.as_path())
     }

@@ -48,7 +48,7 @@ pub(crate) struct View {
 }
 
 impl View {
-    /// One row after the other.
+    /// A view of rows that follow each other.
     pub fn packed(dims: [i64; 4]) -> Self {
         let [_, heads, rows, columns] = dims;
         Self { dims, strides: [heads * rows * columns, rows * columns, columns, 1] }
@@ -74,10 +74,10 @@ pub(crate) struct Tensor {
     pub view: View,
 }
 
-/// Where a tensor's numbers are.
+/// What holds a tensor's numbers.
 enum Home {
     Memory(Role),
-    /// Only between operations.
+    /// No memory: the numbers exist between operations only.
     Virtual,
     /// A number given with each execution.
     Number,
@@ -210,7 +210,7 @@ impl Graph {
         self.op(name, kind, &tensors, Some((Attribute::CUDNN_ATTR_OPERATION_REDUCTION_DESC, how)))
     }
 
-    /// The same elements with rows and columns exchanged.
+    /// The elements of `x` with rows and columns exchanged.
     pub fn transpose(&mut self, name: &str, data: Data, x: Tensor) -> Result<Tensor> {
         let y = self.between(name, data, x.view.transposed())?;
         let tensors = [
@@ -253,7 +253,7 @@ pub(crate) struct PointwiseOp {
 }
 
 impl PointwiseOp {
-    /// In f32, of one input.
+    /// An operation in f32, of one input.
     pub fn new(mode: Pointwise) -> Self {
         Self { mode, b: None, mask: None, compute: F32, axis: None }
     }

@@ -40,9 +40,9 @@ const ANY_LENGTH_VERSION: usize = 91900;
 /// Which sequences cuDNN is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lengths {
-    /// Multiples of 128: programs, whose bits do not depend on cuDNN's version.
+    /// Multiples of 128: for programs, whose bits do not depend on cuDNN's version.
     Whole,
-    /// Any, where the version computes them right.
+    /// Sequences of any length, where cuDNN's version computes them right.
     Any,
 }
 

@@ -86,7 +86,7 @@ impl AttentionParts {
         }
     }
 
-    /// Where a part finds its tensors, and its workspace.
+    /// The addresses of a part's tensors, and of its workspace.
     pub fn addresses(&self, part: &AttentionPart, at: &Backward, scratch: u64) -> ([(Role, u64); 11], u64) {
         let Shape { heads, kv_heads, q_len, q, k, v, out, .. } = self.whole;
         let head = part.kv_head * (heads / kv_heads) as u64;
@@ -112,7 +112,7 @@ impl AttentionParts {
     }
 }
 
-/// The same attention with so many heads of keys, and the queries they serve.
+/// The shape with `kv_heads` heads of keys only, and the queries they serve.
 fn heads_of(shape: &Shape, kv_heads: i64) -> Shape {
     Shape { heads: shape.heads / shape.kv_heads * kv_heads, kv_heads, ..*shape }
 }
@@ -120,9 +120,9 @@ fn heads_of(shape: &Shape, kv_heads: i64) -> Shape {
 /// How an attention is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Split {
-    /// At most so many sequences in a part.
+    /// Parts of at most this many sequences.
     Sequences(usize),
-    /// One sequence, at most so many heads of keys.
+    /// Parts of one sequence and at most this many heads of keys.
     Heads(usize),
 }
 
@@ -165,7 +165,7 @@ fn split(count: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
-/// Where a part's scratch tensors begin.
+/// The offsets of a part's scratch tensors in scratch memory, and its size.
 struct PartScratch {
     dq_sums: usize,
     workspace: usize,

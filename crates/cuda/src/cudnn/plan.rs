@@ -13,7 +13,7 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::rc::Rc;
 
-/// Where cuDNN is asked for engines, in this order.
+/// The heuristics that cuDNN is asked for engines, in this order.
 const HEURISTICS: [Heuristic; 3] =
     [Heuristic::CUDNN_HEUR_MODE_A, Heuristic::CUDNN_HEUR_MODE_B, Heuristic::CUDNN_HEUR_MODE_FALLBACK];
 /// Room for an engine's notes; version 9 has ten kinds.

@@ -37,7 +37,7 @@ pub(super) fn without_fills(device: &Device, graph: CUgraph, counters: &Range<u6
     Ok(())
 }
 
-/// Where a node fills a part of `counters` with zero.
+/// The address at which a node fills a part of `counters` with zero, if it does.
 fn filled(device: &Device, node: CUgraphNode, counters: &Range<u64>) -> Result<Option<u64>> {
     let mut kind = 0;
     call!(device, cuGraphNodeGetType(node, &mut kind))?;

@@ -77,13 +77,13 @@ pub(super) fn list() -> Result<Vec<DeviceInfo>> {
 /// How a GPU reaches another of the same machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// From this one.
+    /// The GPU that reaches the other.
     pub from: usize,
-    /// To this one.
+    /// The GPU that is reached.
     pub to: usize,
     /// Whether it reads and writes the memory of the other without the host.
     pub access: bool,
-    /// Whether its atomic operations reach there, too: over NVLink they do, over PCIe they do not.
+    /// Whether its atomic operations reach that memory, too: over NVLink they do, over PCIe they do not.
     pub atomics: bool,
 }
 

@@ -111,7 +111,7 @@ impl Device {
         Ok(Current { device: self, before: (!stays).then_some(now) })
     }
 
-    /// Until the guard is dropped, this thread may allocate and load code although work of some stream is being recorded.
+    /// Lets this thread allocate and load code although work of some stream is being recorded, until the guard is dropped.
     pub(crate) fn while_recording(&self) -> Result<Relaxed<'_>> {
         let mut mode = CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_RELAXED as u32;
         call!(self, cuThreadExchangeStreamCaptureMode(&mut mode))?;

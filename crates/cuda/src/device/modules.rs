@@ -28,7 +28,7 @@ pub(super) struct Modules {
 #[derive(Debug, Default)]
 struct Loaded {
     compiler: Compiler,
-    /// Where compiled code is kept; `None` until someone asks.
+    /// The cache of compiled code; `None` until someone asks.
     cache: Option<Cache>,
     modules: HashMap<Code, Module>,
     /// Kernels of users, by the key of their source and their name there.

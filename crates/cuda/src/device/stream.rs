@@ -34,7 +34,7 @@ impl Stream {
         Ok(Self { device, raw, owned: true })
     }
 
-    /// The same with precedence over those of [`Self::new`]: what it has to do is begun before waiting blocks of theirs.
+    /// A stream with precedence over those of [`Self::new`]: what it has to do is begun before waiting blocks of theirs.
     pub(crate) fn first_served(device: &'static Device) -> Result<Self> {
         device.make_current()?;
         let (mut least, mut greatest) = (0, 0);

@@ -18,7 +18,7 @@ pub struct OnStream<'a> {
 }
 
 impl<'a> OnStream<'a> {
-    /// On this stream (null: the default stream) of GPU `index`.
+    /// Enters this stream (null: the default stream) of GPU `index`.
     pub fn new(index: usize, stream: *mut c_void, memory: &'a dyn Memory) -> Result<Self> {
         let device = Device::open(index)?;
         Ok(Self { stream: Stream::borrowed(device, stream), memory, _current: device.enter()? })

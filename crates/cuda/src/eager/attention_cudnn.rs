@@ -10,15 +10,15 @@ use ironhorse_core::eager::{Array, Attention, AttentionBwd, AttentionShape, Floa
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// More scratch memory than this is not taken for a backward; our own kernels need next to none.
+/// The most scratch memory that is taken for a backward; our own kernels need next to none.
 const MOST_SCRATCH: usize = 1 << 30;
 /// The variable that keeps eager attention on our own kernels, if it is `own`.
 const CHOICE: &str = "IRONHORSE_ATTENTION";
-/// cuDNN is asked from so many multiply-adds in one product. Below that our own kernels are as fast, and cost the host less.
+/// The fewest multiply-adds in one product that cuDNN is asked for. Below that our own kernels are as fast, and cost the host less.
 const LEAST_WORK: usize = 1 << 26;
 /// The fewest queries and keys that cuDNN is asked for.
 const LEAST_LEN: usize = 128;
-/// At most so many different refusals are logged.
+/// The most different refusals that are logged.
 const MOST_TOLD: usize = 64;
 /// Addresses within scratch memory are multiples of this.
 const ALIGN: usize = 256;
@@ -60,7 +60,7 @@ pub(super) fn forward(at: &OnStream<'_>, op: &Attention, aligned: bool) -> Resul
     Ok(true)
 }
 
-/// The same for the backward.
+/// As [`forward`], for the backward.
 pub(super) fn backward(at: &OnStream<'_>, op: &AttentionBwd, aligned: bool) -> Result<bool> {
     let Some(shape) = asked(&op.shape, op.q.float, aligned, op.lse) else { return Ok(false) };
     let dq_sum = if op.any_order { DqSum::AnyOrder } else { DqSum::Fixed };
@@ -200,19 +200,19 @@ struct Room {
 }
 
 impl Room {
-    /// The offset of so many bytes.
+    /// Reserves `bytes` and returns their offset.
     fn of(&mut self, bytes: usize) -> u64 {
         let offset = self.bytes;
         self.bytes = (offset + bytes).next_multiple_of(ALIGN);
         offset as u64
     }
 
-    /// The same for what stands in for an array that the caller does not want; `None` if it is wanted.
+    /// Reserves memory in place of an array that the caller does not want; `None` if it is wanted.
     fn unless(&mut self, array: Array, bytes: usize) -> Option<u64> {
         (!array.is_some()).then(|| self.of(bytes))
     }
 
-    /// Its address, 0 if there are no bytes; `None` if there is no memory for it: our own kernels need next to none.
+    /// Allocates what was reserved and returns its address, 0 if there are no bytes; `None` if there is no memory for it.
     fn take(&self, at: &OnStream<'_>) -> Result<Option<u64>> {
         if self.bytes == 0 {
             return Ok(Some(0));

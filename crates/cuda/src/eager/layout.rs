@@ -46,7 +46,7 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// For rows of `units`, at least one.
+    /// The layout for rows of `units`, at least one.
     pub fn of(units: usize) -> Self {
         if units <= THREADS {
             return Self { x: units, y: THREADS / units, tiles: 1 };
@@ -56,7 +56,7 @@ impl Columns {
         Self { x, y: 1, tiles: units.div_ceil(x) }
     }
 
-    /// For rows of `units`, at least one: up to a warp side by side, and as many rows of them as make up to `threads` threads.
+    /// The layout for rows of `units`, at least one: up to a warp side by side, and as many rows of them as make up to `threads` threads.
     pub fn narrow(units: usize, threads: usize) -> Self {
         let x = units.div_ceil(units.div_ceil(32));
         Self { x, y: threads / x, tiles: units.div_ceil(x) }

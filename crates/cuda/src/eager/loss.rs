@@ -12,7 +12,7 @@ use ironhorse_core::eager::{
 };
 
 const FILE: &str = "loss/eager_cross_entropy.cu";
-/// Out of the range of 32-bit targets: no row is ignored.
+/// A number out of the range of 32-bit targets: with it no row is ignored.
 const NEVER: i64 = i64::MIN;
 
 /// The numbers of `any_at` in loss/eager_cross_entropy.cu.

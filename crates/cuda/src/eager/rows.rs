@@ -28,8 +28,8 @@ pub(super) struct Team {
 }
 
 impl Team {
-    /// For rows held in registers, up to `most` vectors in each of up to `threads(vecs)` threads; `None` if they do not
-    /// fit.
+    /// The team for rows held in registers, up to `most` vectors in each of up to `threads(vecs)` threads; `None` if they do
+    /// not fit.
     pub fn held(
         cols: usize,
         float: Float,
@@ -54,7 +54,7 @@ impl Team {
         })
     }
 
-    /// For rows that are streamed: about `each` elements at a time to a thread, at most `most` threads.
+    /// The team for rows that are streamed: about `each` elements at a time to a thread, at most `most` threads.
     pub fn streamed(cols: usize, each: usize, most: usize) -> Self {
         let wanted = cols.div_ceil(each).max(1);
         if wanted <= WARP {

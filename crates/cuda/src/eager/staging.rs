@@ -25,7 +25,7 @@ fn usable(index: usize) -> Result<()> {
 }
 
 impl Staging {
-    /// On GPU `index`, with a stream that nobody else uses.
+    /// Opens GPU `index`, with a stream that nobody else uses.
     ///
     /// # Errors
     /// The reason why that GPU cannot be used.

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// A range of ops made ready.
 #[derive(Default)]
 pub(crate) struct Lowered {
-    /// In the order in which they are given to the device.
+    /// The launches in the order in which they are given to the device.
     pub(crate) launches: Vec<Launch>,
     pub(crate) constants: Vec<Buffer>,
     pub(super) counters: Counters,
@@ -22,7 +22,7 @@ pub(crate) struct Lowered {
     steps: Vec<Step>,
     events: Vec<Event>,
     graph: Option<Graph>,
-    /// Whether recording has failed: then it runs launch by launch.
+    /// Whether recording has failed: then the range runs launch by launch.
     eager: bool,
     runs: u32,
     /// The gradients that the ops write, and those of them whose sums of squares they leave.
@@ -32,7 +32,7 @@ pub(crate) struct Lowered {
     pub(super) context: Option<usize>,
 }
 
-/// One thing that the host gives to a stream.
+/// What the host gives to a stream at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// The launch with this number.
@@ -47,7 +47,7 @@ enum Step {
 #[derive(Clone, Copy)]
 pub(crate) struct Streams<'a> {
     pub main: &'a Stream,
-    /// That of what ranks exchange, where there are several.
+    /// The stream of what ranks exchange, where there are several.
     pub exchange: &'a Stream,
 }
 
@@ -66,7 +66,8 @@ pub(super) struct Made {
     pub launches: Range<usize>,
 }
 
-/// Where the last op took back launches of ops before it, to compute all of them in one, what is left counts for the first of these.
+/// Settles the ranges after the last op took back launches of ops before it to compute all of them in one: what is left counts for the
+/// first of these.
 pub(super) fn join(made: &mut [Made]) {
     let Some((end, lane)) = made.last().map(|last| (last.launches.end, last.turn.lane)) else { return };
     let behind = |of: &&mut Made| of.launches.end > end || of.launches.start > end;

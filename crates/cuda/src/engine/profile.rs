@@ -63,8 +63,8 @@ impl CudaEngine {
         Ok(Some(timeline(activities, |op| first(op).unwrap_or(op))))
     }
 
-    /// An event before and after each launch, all of them on one stream, so that nothing runs beside them. A launch's time includes the gap before the next one, about a
-    /// microsecond. The device is held up first, so that it never waits for the host.
+    /// Times launches by an event before and after each, with all launches on one stream, so that nothing runs beside them. A launch's
+    /// time includes the gap before the next one, about a microsecond. The device is held up first, so that it never waits for the host.
     fn with_events(&mut self, key: &Key) -> Result<Vec<Timed>> {
         let wait = self.device.function(&measure::spec().kernel("limits_wait"))?;
         let Some(lowered) = self.lowered.get_mut(key) else { return Ok(Vec::new()) };

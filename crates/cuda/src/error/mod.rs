@@ -20,7 +20,7 @@ pub enum Error {
         library: &'static str,
         /// The file names tried.
         names: String,
-        /// Where it was looked for.
+        /// The folders that were searched.
         looked: String,
         /// What to do.
         install: String,

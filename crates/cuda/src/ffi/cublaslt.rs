@@ -46,9 +46,9 @@ pub struct Found {
 
 /// `CUBLASLT_REDUCTION_SCHEME_*`: how the parts of a dot product that was split are added up.
 pub mod reduction {
-    /// In f32, in a workspace.
+    /// They are added in f32, in a workspace.
     pub const COMPUTE_TYPE: u32 = 2;
-    /// In the element type of the result, in a workspace.
+    /// They are added in the element type of the result, in a workspace.
     pub const OUTPUT_TYPE: u32 = 4;
 }
 

@@ -94,7 +94,7 @@ pub struct Activity {
 #[derive(Debug, Default)]
 struct Collected {
     activities: Vec<Activity>,
-    /// From a call's number to the number we gave with [`Recorder::during`].
+    /// The number we gave with [`Recorder::during`], by the call's number.
     external: HashMap<u32, u64>,
 }
 

@@ -41,18 +41,18 @@ kinds! {
     NVRTC = "NVRTC" for "compiling our kernels":
         ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
         pip "nvidia-cuda-nvrtc" in ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"];
-    /// Matrix products.
+    /// The library of matrix products.
     CUBLASLT = "cuBLASLt" for "matrix products":
         ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"],
         pip "nvidia-cublas" in ["nvidia/cu13/lib", "nvidia/cublas/lib"];
-    /// Attention.
+    /// The library of attention.
     CUDNN = "cuDNN" for "attention (our own kernels run without it)":
         ["libcudnn.so.9", "libcudnn.so"], pip "nvidia-cudnn-cu13" in ["nvidia/cudnn/lib"];
-    /// Kernel timings.
+    /// The library of kernel timings.
     CUPTI = "CUPTI" for "kernel timings in profile (events are used without it)":
         ["libcupti.so.13", "libcupti.so.12", "libcupti.so"],
         pip "nvidia-cuda-cupti" in ["nvidia/cu13/lib", "nvidia/cuda_cupti/lib"];
-    /// Messages between GPUs.
+    /// The library of messages between GPUs.
     NCCL = "NCCL" for "several GPUs (one needs none)":
         ["libnccl.so.2", "libnccl.so"], pip "nvidia-nccl-cu13" in ["nvidia/nccl/lib", "nvidia/cu13/lib"];
 }
@@ -177,7 +177,7 @@ impl Open {
         })
     }
 
-    /// Where it was found.
+    /// The file that it was found in.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -288,7 +288,7 @@ macro_rules! functions {
                 }
             }
 
-            /// Where it was found.
+            /// The file that it was found in.
             pub fn path(&self) -> &std::path::Path {
                 self.open.path()
             }

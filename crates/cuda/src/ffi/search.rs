@@ -33,7 +33,7 @@ fn note_relative(name: &'static str, folder: &Path) {
     }
 }
 
-/// Where to look, in order; `None` is the loader's own path. `pip_folders` are those below `site-packages`.
+/// The folders to search, in order; `None` is the loader's own path. `pip_folders` are those below `site-packages`.
 pub(super) fn folders(variable: Variable<'_>, pip_folders: &[&str]) -> Vec<Option<PathBuf>> {
     let mut all = vec![None];
     for name in ["CUDA_HOME", "CUDA_PATH"] {

@@ -15,9 +15,9 @@ pub(crate) struct ColumnSums {
     pub inputs: DType,
     /// Type of the sums.
     pub output: DType,
-    /// Where the tensor is.
+    /// The address of the tensor.
     pub x: u64,
-    /// Where the sums go.
+    /// The address of the sums.
     pub sums: u64,
     pub adds: bool,
 }

@@ -13,20 +13,20 @@ pub(super) struct Load {
     settle_ms: f32,
     /// Milliseconds of the part that counts.
     turn_ms: f32,
-    /// How many ways take turns at most, and how many.
+    /// How many ways take turns at most, and how many turns each has.
     places: usize,
     rounds: usize,
 }
 
 impl Load {
-    /// As in a step of large products.
+    /// The load of a step of large products.
     pub const SUSTAINED: Self = Self { warm_ms: 40.0, settle_ms: 6.0, turn_ms: 10.0, places: 4, rounds: 3 };
-    /// For what is over before the clock changes.
+    /// The load of products that are over before the clock changes.
     pub const BRIEF: Self = Self { warm_ms: 0.0, settle_ms: 0.0, turn_ms: 0.25, places: 4, rounds: 5 };
     /// Operations of a product from which on the load is sustained: some 30 µs on a large GPU.
     const SUSTAINED_FLOPS: f64 = 2e10;
 
-    /// For a product of so many operations.
+    /// The load for a product of this many operations.
     pub fn of(flops: f64) -> Self {
         if flops >= Self::SUSTAINED_FLOPS { Self::SUSTAINED } else { Self::BRIEF }
     }

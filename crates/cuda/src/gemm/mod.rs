@@ -49,7 +49,7 @@ pub(crate) struct Gemms {
     handle: Arc<Handle>,
     place: Place,
     cache: Cache,
-    /// Those of another run.
+    /// The choices of another run.
     given: GivenAlgorithms,
     /// `None`: the library has no algorithm.
     plans: HashMap<Problem, Option<ChosenAlgorithm>>,
@@ -260,13 +260,13 @@ impl Prepared {
         self.at.workspace_bytes
     }
 
-    /// With factors of the product and of what is added to it.
+    /// The product with a factor of its own and one of what is added to it.
     pub fn scaled(mut self, alpha: f32, beta: f32) -> Self {
         (self.at.alpha, self.at.beta) = (alpha, beta);
         self
     }
 
-    /// With its workspace.
+    /// The product with its workspace.
     pub fn with_workspace(mut self, address: u64) -> Self {
         self.at.workspace = address;
         self

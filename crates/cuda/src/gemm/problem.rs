@@ -15,7 +15,7 @@ use std::fmt;
 /// What happens to the result besides the product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Extra {
-    /// Nothing.
+    /// Nothing happens besides the product.
     None,
     /// A bias per row of D is added.
     Bias,
@@ -40,7 +40,7 @@ impl Extra {
         }
     }
 
-    /// The same product with this left to a kernel of its own.
+    /// What the product still does if a part of this is left to a kernel of its own; `None` if nothing can be left to one.
     pub fn plainer(self) -> Option<Self> {
         match self {
             Self::None | Self::Bias => None,
@@ -161,13 +161,13 @@ impl Problem {
         Self { batch, ..Self::new(sizes, [oc, rows, ic], [of_b, of_a], at) }
     }
 
-    /// With this done to the result.
+    /// The product with this done to the result.
     pub fn extra(self, extra: Extra) -> Self {
         Self { extra, ..self }
     }
 
-    /// With matrices that are parts of wider ones: from one row to the next of the row-major b, a and out of
-    /// [`Problem::matmul`].
+    /// The product of matrices that are parts of wider ones: `ld` are the elements from one row to the next of the row-major b, a
+    /// and out of [`Problem::matmul`].
     pub fn strided(self, ld: [usize; 3]) -> Self {
         Self { ld, ..self }
     }
@@ -177,7 +177,7 @@ impl Problem {
         self.ld != [self.a().rows, self.b().rows, self.m]
     }
 
-    /// With D added to, or not.
+    /// The product that is added to D, or that overwrites it.
     pub fn adds(self, adds: bool) -> Self {
         Self { adds, ..self }
     }
@@ -311,7 +311,7 @@ mod tests {
         d
     }
 
-    /// The same through the strides the fallback kernel gets.
+    /// The product computed through the strides that the fallback kernel gets.
     fn run_strides(p: &Problem, a: &[f32], b: &[f32]) -> Vec<f32> {
         let [[ak, am], [bk, bn]] = p.strides();
         let one = |i: usize, j: usize| (0..p.k).map(|l| a[l * ak + i * am] * b[l * bk + j * bn]).sum();

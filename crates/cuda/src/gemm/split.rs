@@ -1,4 +1,5 @@
-//! f32 products on tensor cores, each as three tf32 products, by our own kernels (`product/gemm_tf32_wgmma.cu` on Hopper, else `product/gemm_tf32.cu`).
+//! f32 products on tensor cores, each as three tf32 products, by our own kernels (`product/gemm_tf32_wgmma.cu` on Hopper, else
+//! `product/gemm_tf32.cu`).
 //!
 //! The library computes them on CUDA cores, at two thirds of the speed or less.
 
@@ -19,7 +20,7 @@ const DEPTH: usize = 32;
 const BYTES: usize = TILE * DEPTH * size_of::<f32>();
 /// The fewest FLOPs for which these kernels are used.
 const LEAST_FLOPS: f64 = 1e8;
-/// Split-K aims at so many blocks: a constant, so that the order of summation does not depend on the device.
+/// The number of blocks that split-K aims at: a constant, so that the order of summation does not depend on the device.
 const BLOCKS: usize = 1584;
 /// The shortest slice of K.
 const LEAST_SPAN: usize = 512;
@@ -73,7 +74,7 @@ impl Path {
         Spec::new(file).define("ALONG_A", u32::from(along_a)).define("ALONG_B", u32::from(along_b))
     }
 
-    /// For `tiles` tiles: one to a block, or as many persistent blocks as the device holds.
+    /// The grid for `tiles` tiles: one to a block, or as many persistent blocks as the device holds.
     fn grid(self, tiles: usize, sms: u32) -> Grid {
         match self {
             Self::Mma => Grid::linear(tiles, 256).shared(3 * 2 * BYTES),

@@ -96,7 +96,7 @@ impl GivenAlgorithms {
         self.0.get(&place.name(problem))
     }
 
-    /// All of them, as they were handed in.
+    /// All choices, as they were handed in.
     pub fn all(&self) -> impl Iterator<Item = (String, String)> {
         self.0.iter().filter_map(|(name, choice)| {
             let problem = name.strip_prefix(NAME)?;
@@ -129,7 +129,7 @@ struct Entry {
 pub(crate) struct Place(String);
 
 impl Place {
-    /// On this device, with this version of the library.
+    /// The place of this device, with this version of the library.
     pub fn new(info: &DeviceInfo, library: usize) -> Self {
         let DeviceInfo { name, compute: (major, minor), sms, .. } = info;
         Self(format!("{name}, sm_{major}{minor}, {sms} SMs, cuBLASLt {library}"))

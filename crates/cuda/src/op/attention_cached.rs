@@ -53,8 +53,8 @@ fn splits(rows: usize, context: usize, span: usize) -> usize {
     spans.next_power_of_two().min(1 << most.ilog2()).min(CLUSTER)
 }
 
-/// The kernel that joins the parts of a head in a cluster, if so many blocks can be one. Not for tokens that have places of their own: it
-/// has too few registers there.
+/// The kernel that joins the parts of a head in a cluster, if `splits` blocks can be a cluster. It is not for tokens that have places of
+/// their own: it has too few registers there.
 fn clustered(spec: Spec, splits: usize) -> Spec {
     let takes = splits > 1 && splits <= CLUSTER && splits.is_power_of_two();
     if takes { spec.define("CLUSTER", splits as u32) } else { spec }
@@ -77,8 +77,8 @@ fn placed(spec: Spec, op: &AttentionCached) -> Spec {
     if op.positions.is_some() { spec.define("PLACED", 1) } else { spec }
 }
 
-/// How tensor cores take tokens that follow each other in a sequence, which those of a prompt do. `None` for steps too small to have
-/// a whole group of them, and for what there are no tiles for.
+/// How tensor cores take tokens that follow each other in a sequence, as those of a prompt do. `None` for steps too small to have a
+/// whole group of such tokens, and for head sizes and types without tiles.
 fn runs(op: &AttentionCached, settings: &Settings, shared: usize) -> Option<Plan> {
     let half = operands(op.out.dtype, settings).filter(|&operands| operands == Operands::Half);
     let path = Path::choose(half, op.out.shape.cols() / op.heads, shared);
@@ -113,7 +113,7 @@ fn append(cx: &mut Lower<'_>, op: &AttentionCached) -> Result<()> {
     cx.launch(&append_spec(op.out.dtype)?, "cache_append", grid, args)
 }
 
-/// With the positions of a head split over blocks.
+/// Attention with the positions of a head split over blocks.
 fn split(cx: &mut Lower<'_>, op: &AttentionCached, span: usize) -> Result<()> {
     let [sequences, context, width] = *op.keys.shape.dims() else { return Ok(()) };
     let (rows, head_dim) = (op.out.shape.rows() * op.heads, width / op.kv_heads);

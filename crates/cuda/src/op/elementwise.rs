@@ -40,7 +40,7 @@ fn elementwise(cx: &mut Lower<'_>, name: &'static str, out: Slot, inputs: &[Slot
     cx.launch(&spec(out.dtype)?, name, per_vector(&out), args.u64(out.numel() as u64))
 }
 
-/// Columns that a thread takes where rows are whole blocks of so many.
+/// Columns that a thread takes, if rows are multiples of this.
 const DROP_BLOCK: usize = 16;
 
 fn drop_spec(dtype: DType, vectors: bool) -> Result<Spec> {

@@ -47,7 +47,7 @@ impl Heads {
         self.batch * if step == Step::BwdKv { self.kv_heads } else { self.heads }
     }
 
-    /// How many of them blocks work on at a time.
+    /// How many of these heads blocks work on at a time.
     fn at_a_time(&self, step: Step) -> usize {
         let bytes = 2 * self.seq * self.head_dim.max(1) * self.dtype.size();
         let (share, total) = (self.heads / self.kv_heads, self.total(step));
@@ -92,12 +92,12 @@ fn launch(cx: &mut Lower<'_>, g: &Heads, step: Step, args: Args) -> Result<()> {
     cx.launch(&spec, plan.name, grid, args)
 }
 
-/// The same with dropout of the probabilities.
+/// The kernels with dropout of the probabilities.
 fn dropping(spec: Spec) -> Spec {
     spec.define("DROPOUT", 1)
 }
 
-/// The same with documents and a window.
+/// The kernels with documents and a window.
 fn masked(spec: Spec) -> Spec {
     spec.define("MASKED", 1)
 }
@@ -164,8 +164,8 @@ pub(super) fn specs() -> Vec<Spec> {
     specs
 }
 
-/// Of the kernels with documents and windows, those of the usual widths, and one with dropout: they differ from the others by
-/// little, and each costs the time to compile it.
+/// A few of the kernels with documents and windows, those of the usual widths and one with dropout: they differ from the others
+/// by little, and each costs the time to compile it.
 fn masked_specs() -> Vec<Spec> {
     let kinds = [
         (DType::BF16, Some(Operands::Half), [64, 128].as_slice()),

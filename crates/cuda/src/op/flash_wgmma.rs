@@ -57,8 +57,8 @@ impl Sizes {
         takes.then_some(Self { batch, seq, heads, kv_heads })
     }
 
-    /// Into how many equal parts the heads of queries that share keys are divided, so that every multiprocessor has work: the
-    /// fastest by estimate. More than one needs the sums of keys in memory, and a kernel that joins them.
+    /// How many equal parts the heads of queries that share keys are divided into, so that every multiprocessor has work: the
+    /// fastest number by estimate. More than one part needs the sums of keys in memory, and a kernel that joins them.
     fn parts(&self, sms: usize) -> usize {
         let (share, tiles) = (self.heads / self.kv_heads, self.seq / TILE);
         let time = |parts: usize| {
@@ -76,8 +76,9 @@ impl Sizes {
         self.batch * self.kv_heads * parts
     }
 
-    /// Whether so many units keep so many multiprocessors busy that this is the fastest. Other kernels divide heads among blocks; on a full H200 this one takes 0.5 of their time at T = 1,024, 0.6 at 2,048 and 0.8 at 4,096 (docs/log.md), and 0.6,
-    /// 0.75 and 0.97 of that of sums in any order.
+    /// Whether `units` units of work keep enough of the multiprocessors busy that this kernel is the fastest. Other kernels divide heads
+    /// among blocks; on a full H200 this one takes 0.5 of their time at T = 1,024, 0.6 at 2,048 and 0.8 at 4,096 (docs/log.md), and 0.6,
+    /// 0.75 and 0.97 of the time of sums in any order.
     fn fills(&self, units: usize, sms: usize, any_order: bool) -> bool {
         let percent = match (self.seq, any_order) {
             (..=1024, false) => 50,

@@ -165,8 +165,8 @@ fn with_permute(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     Ok(true)
 }
 
-/// The same for SwiGLU's backward, whose gradient was quantised in rows and columns right before, and whose recomputed result this
-/// quantises in columns.
+/// As [`with_swiglu`], for SwiGLU's backward, whose gradient was quantised in rows and columns right before, and whose recomputed
+/// result this op quantises in columns.
 fn with_swiglu_bwd(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     let (Some(Op::Quantize(of)), Some(Op::SwigluBwd(back))) = (ahead(cx, 1), ahead(cx, 2)) else {
         return Ok(false);
@@ -199,14 +199,14 @@ fn with_swiglu_bwd(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     Ok(true)
 }
 
-/// The grid of a kernel that quantises `out` instead of the op that wrote it, from what that op read; if nothing else needs `out` in bf16, and
-/// fp8/swiglu.cu and fp8/permute.cu take it.
+/// The grid of a kernel that computes `out` in 8 bits in place of the op that wrote it, from what that op read: if nothing else needs
+/// `out` in bf16, and fp8/swiglu.cu and fp8/permute.cu take it.
 fn grid_instead(cx: &Lower<'_>, op: &Quantize, out: Slot, read: &[Slot]) -> Option<Grid> {
     let alone = are_apart(written(op), read) && !is_read_later(cx, out);
     tiles(op.inp, TILE).filter(|_| is_plain(op) && out == op.inp && alone && fits(op.inp))
 }
 
-/// The op so many before the one being lowered, if its launch is alone and in that place of the list.
+/// The op that is `back` ops before the one being lowered, if it has one launch, which is `back` places from the end of the list.
 pub(super) fn ahead(cx: &Lower<'_>, back: usize) -> Option<Op> {
     let index = cx.op.checked_sub(back)?;
     let of =
@@ -223,7 +223,7 @@ fn written(op: &Quantize) -> impl Iterator<Item = Slot> {
     [op.out, op.out_t, op.seen, Some(op.inverse)].into_iter().flatten()
 }
 
-/// Behind other arguments how the scale is chosen.
+/// Adds how the scale is chosen to other arguments.
 pub(super) fn scaled(args: Args, op: &Quantize) -> Args {
     args.u32(op.margin as u32).u32(op.unknown as u32)
 }
@@ -243,7 +243,7 @@ fn file_spec(file: &'static str, format: Fp8) -> Result<Spec> {
     Ok(Spec::act(file, DType::BF16)?.define("FORMAT", format_name(format)))
 }
 
-/// The tiles of a tensor, of so many columns, if a grid has room for them; at least one, whose block writes the inverse of the scale.
+/// The tiles of a tensor, `columns` columns each, if a grid has room for them; at least one, whose block writes the inverse of the scale.
 fn tiles(of: Slot, columns: usize) -> Option<Grid> {
     let [across, down] = [of.shape.cols().div_ceil(columns), of.shape.rows().div_ceil(TILE)];
     (down <= usize::from(u16::MAX)).then(|| Grid::plane(across.max(1), down.max(1), THREADS))

@@ -110,7 +110,7 @@ impl Path {
         tiles + 2 * (experts + 1) * size_of::<u32>()
     }
 
-    /// Whether a block of a Hopper has room for the offsets of so many experts.
+    /// Whether a block of a Hopper has room for the offsets of `experts` experts.
     pub fn fits(self, experts: usize) -> bool {
         self.shared(experts) <= HOPPER_SHARED
     }
@@ -143,7 +143,7 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// By `inp` or its gradient, and `weight` or its.
+    /// The sizes by `inp` or its gradient, and `weight` or its gradient.
     pub fn new(inp: Slot, weight: Slot) -> Result<Self> {
         let [experts, oc, ic] = *weight.shape.dims() else {
             return Err(Error::Unsupported(format!(
@@ -155,7 +155,7 @@ impl Groups {
         Ok(Self { dtype: inp.dtype, rows: inp.shape.rows(), experts, ic, oc })
     }
 
-    /// The most tiles of so many rows there can be: every expert may end inside one.
+    /// The most tiles of `tall` rows there can be: every expert may end inside one.
     pub fn row_tiles(&self, tall: usize) -> usize {
         self.rows / tall + self.experts.min(self.rows)
     }
@@ -225,7 +225,7 @@ pub(super) fn mapped_result(cx: &Lower<'_>, slot: Slot) -> Result<Args> {
     mapped(cx, args, slot, STORE_ROWS)
 }
 
-/// Behind other arguments the tensor map of a matrix, whose TMA copies have so many rows.
+/// Adds the tensor map of a matrix, whose TMA copies have `rows` rows, to other arguments.
 pub(super) fn mapped(cx: &Lower<'_>, args: Args, slot: Slot, rows: u32) -> Result<Args> {
     let cols = slot.shape.cols();
     let matrix = Matrix { at: cx.ptr(slot)?, rows: slot.numel() / cols, cols, bytes: slot.dtype.size() };

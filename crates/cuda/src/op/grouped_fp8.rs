@@ -95,7 +95,7 @@ impl Product {
         self.is_gradient && self.sizes[1].div_ceil(Path::Wgmma.tile()[0]).is_multiple_of(2)
     }
 
-    /// Where experts/grouped_fp8.cu leaves the sums of squares of a gradient of weights, or null.
+    /// The address at which experts/grouped_fp8.cu leaves the sums of squares of a gradient of weights, or null.
     fn squares(&self, cx: &mut Lower<'_>) -> Result<u64> {
         if self.flag {
             return Ok(0); // it is added to
@@ -111,7 +111,7 @@ impl Product {
         mapped(cx, args, right, lines as u32)
     }
 
-    /// A kernel of this product, by clusters of so many blocks, from its first arguments on; `more` adds the last ones.
+    /// Launches a kernel of this product, in clusters of `cluster` blocks; `args` are its first arguments, `more` adds the last ones.
     fn launch_kernel(
         &self,
         cx: &mut Lower<'_>,

@@ -26,7 +26,7 @@ enum Step {
 struct Product {
     step: Step,
     at: [u64; 3],
-    /// Of the operands, and of the result.
+    /// The element types of the operands, and of the result.
     dtypes: [DType; 2],
     rows: usize,
     experts: usize,

@@ -32,7 +32,7 @@ pub(crate) struct Lower<'a> {
     pub stream: &'a Stream,
     /// Sums of columns that an op before this one left in scratch memory.
     pub partials: &'a mut Option<Partials>,
-    /// Where sums of squares of gradients are.
+    /// The sums of squares of gradients.
     pub squares: &'a mut Squares,
     /// The gradients whose sums of squares are there when this op begins.
     pub summed: &'a mut Vec<Slot>,
@@ -53,7 +53,7 @@ pub(crate) struct Partials {
     pub op: usize,
     /// What it wrote.
     pub of: Slot,
-    /// Where the sums are, and how many rows of them.
+    /// The address of the sums, and how many rows of them there are.
     pub at: u64,
     pub rows: usize,
 }
@@ -116,7 +116,7 @@ impl Lower<'_> {
         until.any(sums)
     }
 
-    /// Where the op leaves `count` sums of squares of a gradient that it overwrites, if the norm of all gradients is made of them.
+    /// The address for `count` sums of squares of a gradient that the op overwrites, if the norm of all gradients is made of them.
     pub fn squares_for(&mut self, slot: Slot, count: usize) -> Result<Option<u64>> {
         if !norm_follows(self.program, self.op, slot) {
             return Ok(None);
@@ -148,12 +148,12 @@ impl Lower<'_> {
         slots.iter().try_fold(Args::new(), |args, &slot| Ok(args.ptr(self.ptr(slot)?)))
     }
 
-    /// The same with null for absent slots.
+    /// As [`Self::pointers`], with null for absent slots.
     pub fn optional_pointers(&self, slots: &[Option<Slot>]) -> Result<Args> {
         self.append(Args::new(), slots)
     }
 
-    /// The same behind other arguments.
+    /// As [`Self::optional_pointers`], behind other arguments.
     pub fn append(&self, args: Args, slots: &[Option<Slot>]) -> Result<Args> {
         slots.iter().try_fold(args, |args, &slot| Ok(args.ptr(self.optional(slot)?)))
     }

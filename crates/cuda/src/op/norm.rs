@@ -19,15 +19,15 @@ const BWD_WARPS: usize = 4;
 const BWD_COLUMNS: [usize; 2] = [24, 16];
 /// Widths whose rows are kept in registers; a kernel is compiled for each width met.
 const FAST: std::ops::RangeInclusive<usize> = 256..=8192;
-/// The largest of them for a layer norm: the sums of its weight and its bias share the shared memory of a block.
+/// The largest of these widths for a layer norm: the sums of its weight and its bias share the shared memory of a block.
 const FAST_CENTRED: usize = 5120;
-/// Up to this width a warp has the registers for a row; each wider row gets a block.
+/// The largest width for which a warp has the registers for a row; each wider row gets a block.
 const WARP_ROW: usize = 3072;
 /// The most rows that get a block each whatever their width.
 const FEW: usize = 8;
 /// `ROWS` of norm/fp8.cu.
 const FP8_ROWS: usize = 32;
-/// Widths of which so many rows fit the shared memory of a block, several times on a multiprocessor.
+/// Widths of which [`FP8_ROWS`] rows fit the shared memory of a block, several times on a multiprocessor.
 const FP8_WIDTHS: std::ops::RangeInclusive<usize> = 256..=2048;
 /// The most partial rows of column sums on the path for any width.
 const MOST_PARTIALS: usize = 512;
@@ -35,12 +35,13 @@ const MOST_PARTIALS: usize = 512;
 /// One of the two norms: its constants and the names of its kernels.
 #[derive(Clone, Copy)]
 struct Norm {
-    /// Of an RMS norm.
+    /// The gain of an RMS norm.
     gain: Gain,
     /// `NORM` and `CENTRED` of the files.
     name: &'static str,
     centred: &'static str,
-    /// With a width, and without: rows, columns; and what adds up the partial sums of both.
+    /// The backward's kernels: the one for a known width; the two for any width, by rows and by columns; and the one that adds up
+    /// the partial sums of both ways.
     bwd: &'static str,
     bwd_rows: &'static str,
     bwd_columns: &'static str,
@@ -109,7 +110,7 @@ impl Norm {
         self.centred == "true"
     }
 
-    /// Also whether each row gets a block.
+    /// The specialisation of the forward, and whether each row gets a block.
     fn fwd_spec(&self, types: [DType; 2], rows: usize, width: usize) -> Result<(Spec, bool)> {
         let spec = self.spec("norm/fwd.cu", types, width)?;
         let blocks = has_row_blocks(self.is_centred(), rows, width);
@@ -135,7 +136,7 @@ impl Norm {
         Ok(self.spec("norm/fp8.cu", [DType::BF16; 2], width)?.define("FORMAT", format))
     }
 
-    /// Of these widths.
+    /// The specialisations for these widths.
     fn specs(&self, widths: &[usize]) -> Vec<Spec> {
         use DType::{BF16, F32};
         let mut specs = Vec::new();

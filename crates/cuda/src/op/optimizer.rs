@@ -104,7 +104,7 @@ fn norm_of_sums(cx: &mut Lower<'_>, op: &GradNorm, summed: &[(Slot, Sums)]) -> R
     norm_total(cx, op, parts, count)
 }
 
-/// `Stretch` of optimizer/grad_norm.cu for each block, of at most so many: where it begins and how many there are, which are `step` apart.
+/// `Stretch` of optimizer/grad_norm.cu for each block: the first of at most `most` numbers, which are `step` apart, and how many there are.
 fn stretches((first, step): (u64, u64), count: usize, most: usize) -> impl Iterator<Item = [u8; 16]> {
     (0..count).step_by(most).map(move |at| {
         let words = [first + at as u64 * step, most.min(count - at) as u64];
@@ -167,7 +167,7 @@ fn adamw_slice(cx: &mut Lower<'_>, op: &AdamW) -> Result<()> {
     cx.launch(&adamw_spec(p)?, "adamw_tiles", Grid::linear(n.div_ceil(block), threads), args)
 }
 
-/// `Tile` of optimizer/adamw.cu for each block of so many elements, if another optimizer has some of the parameters: first and last element,
+/// `Tile` of optimizer/adamw.cu for each `block` elements, if another optimizer has some of the parameters: first and last element,
 /// and how many elements before it have no second moment. Neighbours make one stretch, gaps between them included.
 fn tiles(params: &[Param], block: usize) -> Option<Vec<u64>> {
     let mut stretches: Vec<(std::ops::Range<usize>, usize)> = Vec::new();

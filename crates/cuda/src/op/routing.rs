@@ -66,7 +66,7 @@ fn spec(act: DType, vectors: bool) -> Result<Spec> {
     Spec::act_vectors("experts/permute.cu", act, vectors)
 }
 
-/// The file for these rows: with vectors where all of them start at whole ones.
+/// The file for these rows: with vectors if all rows start at whole vectors.
 fn rows_spec(cx: &Lower<'_>, rows: &[Slot]) -> Result<Spec> {
     let whole = rows.iter().all(|slot| slot.shape.cols().is_multiple_of(16 / slot.dtype.size()));
     spec(rows[0].dtype, whole && cx.are_aligned(rows)?)

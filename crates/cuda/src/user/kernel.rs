@@ -39,7 +39,7 @@ pub enum Arg {
 /// An array on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostArray {
-    /// Where it starts.
+    /// The address of its first byte.
     pub start: usize,
     /// Its size.
     pub bytes: usize,

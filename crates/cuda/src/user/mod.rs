@@ -170,7 +170,7 @@ fn nvrtc() -> Result<&'static Nvrtc> {
     Ok(NVRTC.get_or_init(|| found))
 }
 
-/// Where the toolkit's own headers may be: beside the compiler, and where the variables say.
+/// The folders in which the toolkit's own headers may be: beside the compiler, and where the variables say.
 fn toolkit_folders(nvrtc: &Path) -> Vec<PathBuf> {
     let mut roots: Vec<PathBuf> = Vec::new();
     if let Some(root) = nvrtc.parent().and_then(Path::parent) {

@@ -6,7 +6,7 @@ use super::tokens::{DEPTH, Names, Token, expand, is_word, join, tokens};
 /// A kernel as its source declares it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature {
-    /// With its namespaces.
+    /// The name with its namespaces.
     pub name: String,
     /// The line of its text, from 1; 0 for one of a header.
     pub line: u32,
@@ -217,7 +217,7 @@ fn kernel(tokens: &[Token], start: usize, at: usize, aliases: &Names) -> Option<
     }
 }
 
-/// Where the bracket at `open` is closed.
+/// The index of the token that closes the bracket at `open`.
 fn close(tokens: &[Token], open: usize) -> Option<usize> {
     let (mut depth, mut round) = (0_i32, 0_i32);
     let angle = tokens[open].text == "<";

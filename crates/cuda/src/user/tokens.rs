@@ -5,7 +5,7 @@ use std::collections::HashMap;
 #[derive(Clone, Debug)]
 pub(super) struct Token {
     pub text: String,
-    /// From 1.
+    /// The line in the source, from 1.
     pub line: u32,
 }
 

@@ -31,14 +31,14 @@ pub fn fill(engine: &mut CudaEngine, rng: &mut Rng, slot: Slot, most: f32) {
     engine.write_f32(slot, &rng.uniforms(slot.numel(), -most, most)).unwrap();
 }
 
-/// The same number in all elements of tensors.
+/// Writes one number to all elements of tensors.
 pub fn set<'a>(engine: &mut CudaEngine, slots: impl IntoIterator<Item = &'a Slot>, value: f32) {
     for slot in slots {
         engine.write_f32(*slot, &vec![value; slot.numel()]).unwrap();
     }
 }
 
-/// Where each expert's rows begin, and where the last one's end.
+/// The index of each expert's first row, then the number of rows.
 pub fn offsets(counts: &[usize]) -> Vec<i32> {
     let ends = counts.iter().scan(0, |end, count| {
         *end += *count as i32;

@@ -17,15 +17,15 @@ pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 /// What goes wrong once.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// This status with these headers.
+    /// The answer has this status and these headers.
     Status(u16, &'static str),
-    /// The connection ends after so many bytes of the body.
+    /// The connection ends after this many bytes of the body.
     Cut(usize),
-    /// All of the file, whatever part was asked for.
+    /// The answer is the whole file, whatever part was asked for.
     IgnoreRange,
-    /// These bytes, without the headers' truth about them changing.
+    /// The body is these bytes; the headers still describe the right ones.
     Wrong(Vec<u8>),
-    /// This many bytes of the body, then nothing more until the server ends.
+    /// The answer is this many bytes of the body, then nothing more until the server ends.
     Hang(usize),
 }
 

@@ -98,9 +98,9 @@ pub enum Dim {
     Half(usize),
     /// The product of two sizes.
     Times(usize, usize),
-    /// At least the sum of two sizes.
+    /// A side that is at least the sum of two sizes.
     AtLeast(usize, usize),
-    /// More than the largest of these indices.
+    /// A side that is more than the largest of these indices.
     Above(usize),
 }
 
@@ -165,8 +165,8 @@ impl Bound {
 /// Python's default for an argument.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Default {
-    /// Nothing: it must be given, unless it is an output, which is made, or a size that follows from the shapes of
-    /// arrays.
+    /// No default: the argument must be given, unless it is an output, which is made, or a size that follows from the shapes
+    /// of arrays.
     Absent,
     /// A size that must be given.
     Required,
@@ -176,9 +176,9 @@ pub enum Default {
     Int(i64),
     /// A flag.
     Flag(bool),
-    /// One by the square root of a size.
+    /// 1 divided by the square root of a size.
     InverseRoot(&'static str),
-    /// One by a size.
+    /// 1 divided by a size.
     Inverse(&'static str),
     /// One seed for each row, random.
     Seeds,
@@ -203,11 +203,11 @@ pub struct Arg {
     pub alias: Option<&'static str>,
     /// Arrays that a written array may be the same as.
     pub same: &'static [&'static str],
-    /// For indices: the size that they are below. Empty: they are only not negative.
+    /// The size that indices are below; if empty, they are only not negative.
     pub below: Option<&'static str>,
-    /// In Python, this size stands for any number of leading dimensions.
+    /// Whether this size stands for any number of leading dimensions in Python.
     pub leading: bool,
-    /// In Python, this size may be smaller than the arrays: the op works on their first elements.
+    /// Whether this size may be smaller than the arrays in Python: the op works on their first elements.
     pub first: bool,
     /// What Python fills a new array with, for an op that writes nothing without rows.
     pub fill: Option<f32>,
@@ -220,13 +220,13 @@ pub struct Arg {
 /// The positions of the arguments that the options of an [`Arg`] name; `None` where they name none.
 #[derive(Clone, Copy, Debug)]
 pub struct Named {
-    /// That of `bound`.
+    /// The position of the argument that `bound` names.
     pub bound: Option<usize>,
-    /// That of `default`.
+    /// The position of the argument that `default` names.
     pub default: Option<usize>,
-    /// That of `below`.
+    /// The position of the argument that `below` names.
     pub below: Option<usize>,
-    /// That of `reads_unless`.
+    /// The position of the argument that `reads_unless` names.
     pub reads_unless: Option<usize>,
 }
 

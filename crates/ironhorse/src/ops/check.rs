@@ -174,7 +174,7 @@ pub(super) struct Range {
 }
 
 impl Range {
-    /// That of `len` elements, which must be aligned and not null unless there are none.
+    /// The range of `len` elements, which must be aligned and not null unless there are none.
     #[inline(always)]
     pub fn new(op: &str, arg: &Arg, at: *const c_void, len: usize) -> Result<Self> {
         let (start, size) = (at.addr(), arg.role.elem().map_or(1, Elem::size));
@@ -218,7 +218,7 @@ impl Range {
     }
 }
 
-/// Where the arrays are that have elements.
+/// The place of the arrays that have elements.
 pub(super) fn place_of(op: &str, ranges: &[Range], stream: Stream) -> Result<Place> {
     if stream == Stream::HOST {
         return Ok(Place::Host);

@@ -115,7 +115,7 @@ macro_rules! define {
                 };
             )*
 
-            /// All of them, in the order of the C header.
+            /// All ops, in the order of the C header.
             pub static ALL: &[&Op] = &[$(&$name),*];
             // The options of a table need not use all of these.
             const _: (Bound, Default, Elem) = (Bound::Any, Default::Absent, Elem::F32);

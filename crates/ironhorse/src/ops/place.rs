@@ -22,7 +22,7 @@ impl Default for Stream {
     }
 }
 
-/// Where an array is.
+/// The memory that an array is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Host memory.
@@ -31,7 +31,7 @@ pub enum Place {
     Device(u32),
 }
 
-/// Where `address` is. Without a CUDA driver in the process everything is host memory.
+/// The place of an address. Without a CUDA driver in the process everything is host memory.
 pub fn place_of(address: *const c_void) -> Place {
     match eager::device_of(address) {
         Some(index) => Place::Device(index as u32),

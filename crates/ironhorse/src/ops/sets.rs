@@ -24,7 +24,7 @@ impl ArgSet {
         self.0 >> position & 1 == 1
     }
 
-    /// Those of its positions that are lower.
+    /// The positions in it that are lower than `position`.
     #[inline]
     pub const fn before(self, position: usize) -> Self {
         Self(self.0 & ((1 << position) - 1))

@@ -11,13 +11,13 @@ use crate::error::Result;
 /// How Python calls an op.
 #[derive(Clone, Copy, Debug)]
 pub enum Python {
-    /// By its own name.
+    /// Python calls it by its own name.
     Own,
-    /// By another name.
+    /// Python calls it by another name.
     Named(&'static str),
-    /// By its own name, with a keyword for a flag that takes another op of the same arguments.
+    /// Python calls it by its own name, with a keyword for a flag that takes another op of the same arguments.
     Switch(&'static str, &'static Op),
-    /// Not at all: another op does the same.
+    /// Python does not have it: another op does the same.
     Hidden,
 }
 

@@ -5,13 +5,13 @@ use std::ffi::c_void;
 /// The value of an argument.
 #[derive(Clone, Copy, Debug)]
 pub enum Value {
-    /// Of an array: its address.
+    /// The address of an array.
     Pointer(*mut c_void),
-    /// Of a size or another integer.
+    /// A size or another integer.
     Int(i64),
-    /// Of a number, exact.
+    /// A number, exact.
     Number(f64),
-    /// Of a flag.
+    /// A flag.
     Flag(bool),
 }
 

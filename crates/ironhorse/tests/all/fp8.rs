@@ -140,7 +140,7 @@ fn lockstep_passes_and_quantisers_agree_to_the_bit() {
     }
 }
 
-/// Changes values that are rows of so many columns.
+/// Changes values, given with the number of columns of their rows.
 type Change = fn(&mut [f32], usize);
 
 /// A doubled scale, two exchanged tiles, a stale maximum, a number that is off by one: each is found, at its op.
@@ -152,7 +152,7 @@ fn every_damage_of_a_quantiser_is_found_at_its_op() {
     }
 }
 
-/// Of every `step`th op of a program.
+/// Damages every `step`th op of a program.
 fn every_damage(config: ModelConfig, step: usize) {
     let precision = Precision::BF16.with_fp8(HEAD);
     let program = config.training(BATCH, Recompute::None, precision).unwrap();

@@ -175,7 +175,7 @@ fn rounding_is_within_the_tolerances_of_lockstep() {
     }
 }
 
-/// In ranks for both kinds of kernels of experts: those of tensor cores take multiples of 8.
+/// Adapters have ranks for both kinds of kernels of experts: those of tensor cores take multiples of 8.
 #[test]
 #[ignore = "needs a GPU"]
 fn lockstep_with_cuda() {

@@ -16,7 +16,7 @@ const VOCAB: usize = 51;
 const SEQ: usize = 40;
 const BETA: f32 = 0.5;
 
-/// Of a Llama and packed pairs, by plain PyTorch: `python/tests/dpo_keys.py`.
+/// The numbers of a Llama and packed pairs are from plain PyTorch: `python/tests/dpo_keys.py`.
 #[test]
 fn loss_rewards_and_gradients_are_those_of_pytorch() {
     let key = fixture("dpo_llama.key.safetensors");

@@ -99,7 +99,7 @@ fn assert_equal(one: &Path, two: &Path) {
     }
 }
 
-/// It writes its part while the steps wait, and the one that leads says so: no checkpoint is left out.
+/// The rank writes its part while the steps wait, and the leading rank says so: no checkpoint is left out.
 #[test]
 fn a_rank_without_memory_for_a_copy_saves_its_part() {
     let top = tempfile::tempdir().unwrap();

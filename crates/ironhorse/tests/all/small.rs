@@ -40,14 +40,14 @@ pub fn session(
     session
 }
 
-/// So many random tokens, and their targets: the tokens after them.
+/// `count` random tokens, and their targets: the tokens after them.
 pub fn tokens(vocab: usize, count: usize, seed: u64) -> (Vec<i32>, Vec<i32>) {
     let mut rng = Rng::new(seed);
     let stream: Vec<i32> = (0..=count).map(|_| rng.index(vocab) as i32).collect();
     (stream[..count].to_vec(), stream[1..].to_vec())
 }
 
-/// Those of a step over so many tokens.
+/// The scalars of a step over `tokens` tokens.
 pub fn scalars(step: u32, tokens: usize, lr: f32) -> Scalars {
     let loss_scale = 1.0 / tokens as f32;
     Scalars { step, loss_scale, lr, weight_decay: 0.1, grad_clip: 1.0, ..Scalars::default() }

@@ -17,7 +17,7 @@ fn odd() -> ModelConfig {
     Gpt2Config::new(70, 203, 3, 5, 40).into()
 }
 
-/// The same for a mixture of experts, whose heads together are not as wide as the residual stream.
+/// Odd sizes of a mixture of experts, whose heads together are not as wide as the residual stream.
 fn odd_experts() -> ModelConfig {
     let sizes =
         "hidden=40,layers=3,heads=6,kv_heads=3,head_dim=10,experts=5,top_k=2,ffn=37,vocab=203,context=70";
@@ -147,7 +147,7 @@ fn accumulated_equals_whole(config: ModelConfig) {
     assert_close_by_tensor(&config, &parameters(&mut parts, Pool::Grads), &want, 5e-6);
 }
 
-/// Each tensor for itself: a large one must not hide a small one.
+/// Compares each tensor for itself: a large one must not hide a small one.
 fn assert_close_by_tensor(config: &ModelConfig, got: &[f32], want: &[f32], tolerance: f64) {
     let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|x| x * x).sum::<f64>().sqrt();
     let mut start = 0;

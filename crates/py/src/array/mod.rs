@@ -31,7 +31,7 @@ pub struct NumpyArray<'py> {
     slot: Slot,
 }
 
-/// Where the elements of an array of a call are.
+/// The place of the elements of an array of a call.
 #[derive(Clone, Copy)]
 pub struct Slot {
     /// The address on the host, of the array or of its private copy.
@@ -70,7 +70,7 @@ impl<'py> NumpyArray<'py> {
         (before.iter().product(), cols)
     }
 
-    /// Where the elements are.
+    /// The place of the elements.
     pub fn slot(&self) -> Slot {
         self.slot
     }
@@ -84,9 +84,9 @@ impl<'py> NumpyArray<'py> {
 /// A private copy of indices that were checked: another thread may write the array while the op runs, and an index that
 /// changed after it was checked would reach other memory.
 pub struct Indices {
-    /// Here if they are few: an allocation takes as long as a small op.
+    /// The indices if they are few: an allocation takes as long as a small op.
     few: [i32; 16],
-    /// Here otherwise.
+    /// The indices if they are many.
     many: Vec<i32>,
     len: usize,
 }

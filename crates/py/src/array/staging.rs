@@ -20,7 +20,7 @@ impl Range {
     pub const NONE: Self = Self { start: 0, bytes: 0, written: false, new: false, source: 0 };
 }
 
-/// Where the arrays of a call are while its op runs.
+/// The stream of a call and the addresses of its arrays while its op runs.
 pub struct Placed {
     /// The stream to run on.
     pub stream: Stream,
@@ -29,7 +29,7 @@ pub struct Placed {
 }
 
 impl Placed {
-    /// On the host, where arrays are used in place.
+    /// The place of a call on the host, which uses arrays where they are.
     pub(super) const HOST: Self = Self { stream: Stream::HOST, addresses: Vec::new() };
 
     /// The address of the array in a slot.

@@ -87,14 +87,14 @@ impl OpenModel {
         }
     }
 
-    /// Where the weights are, the device, the element type, the kind of model and its sizes.
+    /// The path of the weights, the device, the element type, the kind of model and its sizes.
     fn facts(&self, py: Python<'_>) -> PyResult<(PathBuf, String, String, Described)> {
         self.with(py, "model", |model, _| {
             Ok((model.path().to_owned(), model.device().to_owned(), model.dtype()?, told(&model.config())))
         })
     }
 
-    /// Of weights with adapters in them: the base, and the names of the weights that differ from it.
+    /// The base of weights with adapters in them, and the names of the weights that differ from it.
     fn adapted(&self, py: Python<'_>) -> PyResult<Option<(PathBuf, Vec<String>)>> {
         self.with(py, "model", |model, _| Ok(model.adapted().map(|from| (from.base, from.names))))
     }

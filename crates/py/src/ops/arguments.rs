@@ -11,9 +11,9 @@ use pyo3::types::{PyString, PyTuple};
 /// The arguments as the interpreter hands them over.
 pub struct Arguments<'a, 'py> {
     pub py: Python<'py>,
-    /// Those by position, then those by name.
+    /// The arguments by position, then those by name.
     values: &'a [*mut ffi::PyObject],
-    /// The names of the last of them.
+    /// The names of the arguments by name.
     names: Option<Borrowed<'a, 'py, PyTuple>>,
     positional: usize,
 }
@@ -69,9 +69,9 @@ pub struct Signature {
     name: &'static str,
     /// The arguments that Python has.
     params: Vec<Param>,
-    /// Those that must be given: bit i for argument i of the op.
+    /// The arguments that must be given: bit i for argument i of the op.
     required: u32,
-    /// Interned, as those of almost every call are.
+    /// The keywords, interned as those of almost every call are.
     keywords: Vec<(Py<PyString>, Keyword)>,
 }
 
@@ -79,14 +79,14 @@ pub struct Signature {
 pub struct Given<'a, 'py, const N: usize> {
     /// The op, which a flag may have chosen.
     pub op: &'static Op,
-    /// By position in the op's arguments; `None` was not given.
+    /// The values by position in the op's arguments; `None` was not given.
     pub values: [Option<Borrowed<'a, 'py, PyAny>>; N],
     /// The device, if given.
     pub device: Option<Borrowed<'a, 'py, PyString>>,
 }
 
 impl Signature {
-    /// That of an op under a name.
+    /// The signature of an op under a name.
     pub fn new(py: Python<'_>, op: &'static Op, name: &'static str) -> Self {
         let visible = || op.args.iter().enumerate().filter(|(_, arg)| in_python(arg));
         let named = |name: &str, keyword| (PyString::intern(py, name).unbind(), keyword);

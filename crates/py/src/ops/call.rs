@@ -18,7 +18,7 @@ pub struct Function {
 }
 
 impl Function {
-    /// Of an op under a name.
+    /// The function of an op under a name.
     pub fn new(py: Python<'_>, op: &'static Op, name: &'static str) -> Self {
         // The room for the arguments of a call is cleared each time: small ops have little of it.
         let call = match op.args.len() {

@@ -11,7 +11,7 @@ pub struct Sizes<const N: usize> {
 }
 
 impl<const N: usize> Sizes<N> {
-    /// None known.
+    /// Sizes of which none is known.
     pub const NONE: Self = Self { known: 0, values: [0; N] };
 
     /// A size, if it is known.

@@ -48,8 +48,8 @@ fn targets_of<T: Tensor>(call: &TorchCall, targets: &T) -> Result<Targets> {
     }
 }
 
-/// Every target in host memory is a class or `ignore`, as torch demands on the CPU. On a GPU that could only be seen by
-/// waiting: rows whose target is out of range become NaN there.
+/// Checks that every target in host memory is a class or `ignore`, as torch demands on the CPU. On a GPU the check would have
+/// to wait for the targets: rows whose target is out of range become NaN there.
 fn in_range(call: &TorchCall, targets: Targets, rows: Rows, ignore: i64) -> Result {
     let at = |i: usize| -> i64 {
         match targets {

@@ -20,8 +20,8 @@ ops! {
     "softmax_bwd", "(Tensor d_y, Tensor y) -> Tensor", (d_y: tensor, y: tensor) => softmax_bwd(d_y, y);
 }
 
-/// With `gated`, also one bit per element for the backward to read instead of y, where the GPU supports it; else the gate has
-/// no elements.
+/// The result y and, with `gated`, one bit per element for the backward to read instead of y, where the GPU supports it; else the
+/// gate has no elements.
 fn scale_bias_relu<T: Tensor>(x: T, bias: T, scale: f64, gated: bool) -> Result<Outputs<T>> {
     let call = TorchCall::new("fused_scale_bias_relu", "x", &x)?;
     let rows = call.rows("x", &x)?;

@@ -53,7 +53,7 @@ impl Display for Dtype {
     }
 }
 
-/// Where a tensor is.
+/// The device that a tensor is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
     /// Memory of the host.

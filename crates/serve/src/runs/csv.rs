@@ -13,9 +13,9 @@ const PIECE: usize = 4096;
 /// The rows that are still to be sent. They are copied, so that a slow client is not in the way of others.
 pub struct Rows {
     steps: Vec<u64>,
-    /// Of each quantity, from its first value in the range on.
+    /// The steps and values of each quantity, from its first value in the range on.
     columns: Vec<Vec<(u64, f32)>>,
-    /// How far each of them, and the rows, are sent.
+    /// How many values of each quantity are sent.
     at: Vec<usize>,
     row: usize,
     has_head: bool,

@@ -16,16 +16,16 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Names and texts: what is to be said of a run.
 pub type Facts = Vec<(String, String)>;
-/// What says it.
+/// Says facts about a run.
 pub type Says = Box<dyn Fn(&RunView) -> Facts + Send + Sync>;
 
 /// What is said of a run in words, the same as in the terminal.
 pub struct Words {
-    /// Whether it goes on.
+    /// Says whether a run goes on.
     pub state: Box<dyn Fn(&RunView) -> String + Send + Sync>,
-    /// Its figures.
+    /// Says the figures of a run.
     pub facts: Says,
-    /// Its settings.
+    /// Says the settings of a run.
     pub settings: Says,
 }
 
@@ -66,7 +66,7 @@ impl Shelf {
         Self { folder: Some(folder), given: Vec::new(), words, open: Mutex::default() }
     }
 
-    /// These runs and no others.
+    /// A shelf with these runs and no others.
     pub fn of(paths: &[PathBuf], words: Words) -> Result<Self, ironhorse_train::Error> {
         let shelf = Self { folder: None, given: Vec::new(), words, open: Mutex::default() };
         let (mut given, mut open): (Vec<Listed>, HashMap<_, _>) = (Vec::new(), HashMap::new());

@@ -32,7 +32,7 @@ impl Server {
         Self { at, signal, thread }
     }
 
-    /// One that somebody else runs.
+    /// A server that somebody else runs.
     pub fn elsewhere(at: SocketAddr) -> Self {
         Self { at, signal: Arc::default(), thread: None }
     }

@@ -27,7 +27,7 @@ pub fn served(change: impl FnOnce(&mut Settings)) -> Server {
     served_rows(4, change)
 }
 
-/// A server with so many rows.
+/// A server with `rows` rows.
 pub fn served_rows(rows: usize, change: impl FnOnce(&mut Settings)) -> Server {
     let mut settings = Settings::default();
     change(&mut settings);

@@ -25,7 +25,7 @@ const SHAPES: [[usize; 4]; 11] = [
     [2, 0, 48, 3],
 ];
 
-/// The same with head sizes of 64 and 128: whole tiles, and a few rows more.
+/// More (B, T, C, NH), with head sizes of 64 and 128: whole tiles, and a few rows more.
 const TILES: [[usize; 4]; 9] = [
     [1, 33, 64, 1],
     [2, 64, 128, 2],
@@ -212,7 +212,7 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     cases
 }
 
-/// The same shapes with dropout of the probabilities.
+/// Cases of all these shapes with dropout of the probabilities.
 pub(super) fn dropout_cases(p: Precision) -> Vec<Case> {
     let sizes = SHAPES.into_iter().chain(TILES).map(Size::from);
     let mut cases = Vec::new();
@@ -260,7 +260,7 @@ fn dropout_fwd_op(kit: &mut Kit, size: Size, number: usize) -> AttentionDropoutF
     AttentionDropoutFwd { out, lse, qkv, heads, kv_heads, mask, drop: drop_of(number).0 }
 }
 
-/// As [`bwd`].
+/// A case as [`bwd`] makes it, with dropout of the probabilities.
 fn dropout_bwd(p: Precision, size: Size, number: usize) -> Case {
     let mut kit = dropout_kit(p, size, number);
     let forward = dropout_fwd_op(&mut kit, size, number);
@@ -330,7 +330,7 @@ fn cached(p: Precision, size: Size, position: usize, window: Option<usize>) -> C
     })
 }
 
-/// Each token, or the positions of those that follow each other.
+/// The places of tokens in a case's name: each token, or the positions of those that follow each other.
 fn places_name(places: &[(i32, i32)]) -> String {
     let follows = |a: &(i32, i32), b: &(i32, i32)| a.0 == b.0 && a.1 >= 0 && a.1 + 1 == b.1;
     let runs = places.chunk_by(follows).map(|run| match run {

@@ -50,7 +50,7 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     cases
 }
 
-/// With `hot` all tokens are the same: all gradients add up in one row.
+/// A case of the backward. With `hot` all tokens are the same: all gradients add up in one row.
 fn bwd(
     p: Precision,
     [b, t, c, v, context]: [usize; 5],
@@ -92,7 +92,7 @@ fn fwd(p: Precision, [b, t, c, v, context]: [usize; 5], position: Option<u32>) -
     kit.finish(op)
 }
 
-/// Of tokens that continue sequences in a cache, each at its own position; -1 is one that is not used.
+/// A case of tokens that continue sequences in a cache, each at its own position; a token at -1 is not used.
 fn placed_fwd(p: Precision, b: usize) -> Case {
     let mut kit = Kit::with_precision(p, format!("B{b} T1 C48 V50 at their positions"));
     kit.scalars.position = u32::MAX; // must not be used
@@ -109,7 +109,7 @@ fn placed_fwd(p: Precision, b: usize) -> Case {
     kit.finish(op)
 }
 
-/// Of documents of up to `longest` tokens.
+/// A case of documents of up to `longest` tokens.
 fn packed_fwd(p: Precision, [b, t, c, v, context]: [usize; 5], longest: usize) -> Case {
     let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c} V{v} documents to {longest}"));
     let op = EmbeddingFwd {
@@ -125,7 +125,7 @@ fn packed_fwd(p: Precision, [b, t, c, v, context]: [usize; 5], longest: usize) -
     kit.finish(op)
 }
 
-/// The same backward.
+/// A case of the backward with documents of up to `longest` tokens.
 fn packed_bwd(
     p: Precision,
     [b, t, c, v, context]: [usize; 5],
@@ -153,7 +153,7 @@ fn times(factor: f32) -> String {
     if factor == 1.0 { String::new() } else { format!(" times {factor}") }
 }
 
-/// Without positions.
+/// A case without a table of positions.
 fn alone_fwd(p: Precision, [b, t, c, v, _]: [usize; 5], position: Option<u32>, factor: f32) -> Case {
     let at = position.map_or(String::new(), |position| format!(" at position {position}"));
     let mut kit = Kit::with_precision(p, format!("B{b} T{t} C{c} V{v} tokens only{at}{}", times(factor)));
@@ -171,7 +171,7 @@ fn alone_fwd(p: Precision, [b, t, c, v, _]: [usize; 5], position: Option<u32>, f
     kit.finish(op)
 }
 
-/// Without positions, on an untied table.
+/// A case of the backward without a table of positions, for untied embeddings.
 fn alone_bwd(
     p: Precision,
     [b, t, c, v, _]: [usize; 5],

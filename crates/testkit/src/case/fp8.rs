@@ -8,7 +8,7 @@ use ironhorse_core::{Fp8, Precision};
 pub const FP8_OPS: &[&str] =
     &["amax", "quantize", "matmul_fp8", "scale_update", "grouped_fp8", "grouped_fp8_bwd_weight"];
 
-/// Those whose cases are here.
+/// The ops whose cases are here.
 pub(super) const OWN: &[&str] = &["amax", "quantize", "matmul_fp8", "scale_update"];
 
 /// (rows, columns) of tensors
@@ -86,9 +86,9 @@ struct Form {
     margin: i32,
     /// What the largest element so far was, where the op is to find a larger one.
     seen: Option<f32>,
-    /// The largest element, or this.
+    /// What a case's name says about the largest element, and the number that replaces it.
     amax: (&'static str, Option<f32>),
-    /// With infinity and NaN among the elements.
+    /// Whether there are infinity and NaN among the elements.
     wild: bool,
 }
 

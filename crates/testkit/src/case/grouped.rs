@@ -59,7 +59,7 @@ fn kit(p: Precision, (rows, c, oc): Groups, more: &str) -> Kit {
     kit
 }
 
-/// Where the rows of each expert begin, and their number.
+/// The index of each expert's first row, then the number of rows.
 pub(super) fn offsets(kit: &mut Kit, rows: &[usize]) -> ironhorse_core::Slot {
     let mut ends = vec![0];
     for &rows in rows {
@@ -68,7 +68,7 @@ pub(super) fn offsets(kit: &mut Kit, rows: &[usize]) -> ironhorse_core::Slot {
     kit.i32s([ends.len()], &ends)
 }
 
-/// Without SwiGLU, and with it if OC is even.
+/// The cases of the forward: without SwiGLU, and with it if OC is even.
 fn fwds(p: Precision, groups: Groups) -> Vec<Case> {
     let halves = groups.2.is_multiple_of(2);
     [false, true].into_iter().filter(|&act| halves || !act).map(|act| fwd(p, groups, act)).collect()

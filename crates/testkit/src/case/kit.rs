@@ -155,7 +155,7 @@ impl Kit {
         self.draw_fp8(slot, [lo, hi], None);
     }
 
-    /// The same, rounded to 8 bits even if the slot is wider.
+    /// As [`Self::draw`], with values that are rounded to 8 bits even if the slot is wider.
     pub(crate) fn draw_fp8(&mut self, slot: Slot, range: [f32; 2], fp8: Option<Fp8>) {
         let data = Data::Drawn(Drawn { rng: self.rng.clone(), range, fp8 });
         self.rng.skip(slot.numel());

@@ -168,11 +168,11 @@ enum Logits {
     Ties,
     /// 0 and -0 in turns.
     Equal,
-    /// One NaN or two.
+    /// Rows with one NaN or two.
     Nan,
 }
 
-/// The padding holds what would win.
+/// A case of argmax whose padding holds a number that would win.
 fn argmax(p: Precision, [b, t, vocab, padded]: [usize; 4], kind: Logits) -> Case {
     let mut kit = Kit::with_precision(p, format!("B{b} T{t} V{vocab} of {padded} {kind:?}"));
     let (best, logits) = (kit.ints([b, t]), kit.slot([b, t, padded]));

@@ -47,14 +47,14 @@ use std::sync::{Arc, OnceLock};
 /// The contents of a slot before the op runs.
 #[derive(Clone, Debug)]
 pub enum Data {
-    /// For float slots.
+    /// Numbers for float slots.
     F32(Vec<f32>),
-    /// For float slots: random numbers that are drawn when the case is run. Most lists of cases are made to choose a few of
-    /// them, and the largest have gigabytes.
+    /// Random numbers for float slots, drawn when the case is run. Most lists of cases are made to choose a few of them, and the
+    /// largest have gigabytes.
     Drawn(Drawn),
-    /// For float slots: one of the results of an earlier op.
+    /// One of the results of an earlier op, for float slots.
     Result(Arc<Earlier>, usize),
-    /// For integer slots.
+    /// Numbers for integer slots.
     I32(Vec<i32>),
 }
 
@@ -63,11 +63,11 @@ pub enum Data {
 pub struct Drawn {
     rng: Rng,
     range: [f32; 2],
-    /// Rounded to 8 bits, even if the slot is wider.
+    /// The format of 8 bits that the numbers are rounded to, even if the slot is wider.
     fp8: Option<Fp8>,
 }
 
-/// A forward whose results a backward reads: the oracle's, rounded to f32. It is computed when one of them is run.
+/// A forward whose results a backward reads: the oracle's, rounded to f32. It is computed when a case that reads them is run.
 #[derive(Debug)]
 pub struct Earlier {
     case: Case,
@@ -76,7 +76,7 @@ pub struct Earlier {
 }
 
 impl Earlier {
-    /// These slots after this case.
+    /// The contents of these slots after this case.
     pub(crate) fn new(case: Case, slots: &[Slot]) -> Arc<Self> {
         Arc::new(Self { case, slots: slots.to_vec(), results: OnceLock::new() })
     }
@@ -96,7 +96,7 @@ impl Earlier {
 pub struct Input {
     /// The slot.
     pub slot: Slot,
-    /// What.
+    /// What the slot holds.
     pub data: Data,
 }
 

@@ -58,7 +58,7 @@ pub(super) struct NormCases {
 }
 
 impl NormCases {
-    /// Every op in every shape, and in those of `wide`.
+    /// The cases of every op in every shape, and in those of `wide`.
     pub fn all(&self, p: Precision, wide: &[NormShape]) -> Vec<Case> {
         let mut cases = Vec::new();
         for shape in SHAPES {

@@ -206,7 +206,7 @@ const SHARED: Table = &[
     (&[1], true),
     (&[2500], true),
 ];
-/// Which of them AdamW has.
+/// The indices in [`SHARED`] of the parameters that AdamW has.
 const SHARED_ADAMW: [usize; 4] = [1, 3, 4, 7];
 
 fn shared(p: Precision) -> Case {

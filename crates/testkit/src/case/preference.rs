@@ -13,7 +13,7 @@ enum Kind {
     Short,
     /// All rows are one pair.
     One,
-    /// None counts.
+    /// No row counts.
     None,
 }
 
@@ -47,7 +47,7 @@ struct Spread {
     beta: f32,
     /// Losses are 0 to this.
     losses: f32,
-    /// Those of the reference differ by up to this.
+    /// Losses of the reference differ from them by up to this.
     reference: f32,
 }
 

@@ -13,7 +13,7 @@ pub fn refusals() -> Vec<Case> {
     refusals_in(Precision::F32)
 }
 
-/// The same in these element types.
+/// As [`refusals`], in these element types.
 pub fn refusals_in(p: Precision) -> Vec<Case> {
     let mut cases = Vec::new();
     for token in [-1, 7, i32::MIN, i32::MAX] {

@@ -50,7 +50,7 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     cases
 }
 
-/// Of documents of up to `longest` tokens.
+/// A case of documents of up to `longest` tokens.
 fn packed(p: Precision, [b, t, hd, heads, kv_heads]: [usize; 5], back: bool, longest: usize) -> Case {
     let name = format!("B{b} T{t} HD{hd} NH{heads} NKV{kv_heads} documents to {longest} back {back}");
     let mut kit = Kit::with_precision(p, name);
@@ -61,7 +61,7 @@ fn packed(p: Precision, [b, t, hd, heads, kv_heads]: [usize; 5], back: bool, lon
     kit.finish(Rope { qkv, heads, kv_heads, base, alpha, scaling, back, at_position, positions, context: t })
 }
 
-/// Of tokens that continue sequences in a cache, each at its own position; -1 is one that is not used.
+/// A case of tokens that continue sequences in a cache, each at its own position; a token at -1 is not used.
 fn placed(p: Precision, [b, t, hd, heads, kv_heads]: [usize; 5]) -> Case {
     let mut kit =
         Kit::with_precision(p, format!("B{b} T{t} HD{hd} NH{heads} NKV{kv_heads} at their positions"));

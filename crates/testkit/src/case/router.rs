@@ -44,11 +44,11 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
 /// The values of the logits.
 #[derive(Clone, Copy, Debug)]
 enum Logits {
-    /// Random, up to this absolute value.
+    /// Random logits, up to this absolute value.
     Spread(f32),
-    /// -1, 0 or 1.
+    /// Logits of -1, 0 or 1.
     Few,
-    /// All 0: every expert is equally likely.
+    /// Logits of 0: every expert is equally likely.
     Same,
 }
 

@@ -50,11 +50,11 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
 /// How tokens are distributed over experts.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Spread {
-    /// At random.
+    /// Tokens go to experts at random.
     Even,
-    /// As many as possible on the last expert.
+    /// As many tokens as possible go to the last expert.
     One,
-    /// No token on the first expert, if E > K.
+    /// No token goes to the first expert, if E > K.
     Idle,
 }
 

@@ -26,7 +26,7 @@ pub(super) fn cases(p: Precision) -> Vec<Case> {
     cases
 }
 
-/// Where the backward writes the recomputed result of the forward.
+/// What the backward does with the recomputed result of the forward: leaves it out, or writes it to a slot of its own or in place.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Act {
     Left,

@@ -29,7 +29,7 @@ fn gelu(x: f64) -> f64 {
     0.5 * x * (1.0 + u.tanh())
 }
 
-/// Its derivative, by the product and chain rules: `tanh' = 1 - tanh²`.
+/// The derivative of [`gelu`], by the product and chain rules: `tanh' = 1 - tanh²`.
 fn gelu_grad(x: f64) -> f64 {
     let u = (2.0 / PI).sqrt() * (x + CUBIC * x.powi(3));
     let du = (2.0 / PI).sqrt() * (1.0 + 3.0 * CUBIC * x.powi(2));

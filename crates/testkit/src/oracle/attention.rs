@@ -60,7 +60,7 @@ impl Dims {
         ((b * self.seq + t) * self.kv_heads + self.kv_head(h)) * self.size
     }
 
-    /// Every (b, h, t).
+    /// The rows of scores: every (b, h, t).
     fn rows(self) -> impl Iterator<Item = (usize, usize, usize)> {
         let heads = move |b| (0..self.heads).flat_map(move |h| (0..self.seq).map(move |t| (b, h, t)));
         (0..self.batch).flat_map(heads)
@@ -108,7 +108,7 @@ impl Reached {
     }
 }
 
-/// With `drop`, probabilities are multiplied with its factors after the softmax.
+/// The forward. With `drop`, probabilities are multiplied with its factors after the softmax.
 pub(super) fn fwd(pools: &mut Pools, op: &AttentionFwd, drop: Option<Factors>) -> Result<()> {
     let dims = Dims::new(&op.out, op.heads, op.kv_heads);
     let (qkv, reached) = (pools.read(op.qkv)?, Reached::new(pools, &op.mask, dims)?);

@@ -12,7 +12,7 @@ pub(super) struct Factors {
 }
 
 impl Factors {
-    /// For rows of `cols` elements.
+    /// The factors for rows of `cols` elements.
     pub fn new(drop: DropSite, scalars: &Scalars, cols: usize) -> Self {
         Self { mask: DropMask::new(drop, scalars, cols), scale: 1.0 / (1.0 - drop.rate.rate()) }
     }

@@ -18,7 +18,7 @@ pub(super) fn grad_norm(pools: &mut Pools, op: &GradNorm) -> Result<()> {
     pools.write(op.halt, &[f64::from(u8::from(halted || bad))])
 }
 
-/// Only elements of the parameter table change; alignment gaps do not.
+/// A step of AdamW. Only elements of the parameter table change; alignment gaps do not.
 pub(super) fn adamw(pools: &mut Pools, op: &AdamW, step: Step) -> Result<()> {
     let s = step.scalars;
     let [lr, eps, weight_decay, grad_clip] = [s.lr, s.eps, s.weight_decay, s.grad_clip].map(f64::from);

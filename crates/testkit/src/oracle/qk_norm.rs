@@ -82,7 +82,7 @@ mod tests {
         case.expect_within(op.out, &[0.5, 3.0, 5.0, 10.0, 7.0, 8.0], 1e-15);
     }
 
-    /// The same heads times 1 + weight, and the query twice that.
+    /// The heads of [`by_hand`] times 1 + weight, and the query twice as large.
     #[test]
     fn one_plus_weight_by_hand() {
         let mut kit = Kit::new("qk_norm");

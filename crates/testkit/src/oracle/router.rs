@@ -28,7 +28,7 @@ pub(super) fn fwd(pools: &mut Pools, op: &RouterFwd) -> Result<()> {
     pools.write(op.experts, &experts)
 }
 
-/// By the chain rule, step by step: weights to probabilities, the auxiliary loss to probabilities, softmax to logits.
+/// The backward by the chain rule, step by step: weights to probabilities, the auxiliary loss to probabilities, softmax to logits.
 pub(super) fn bwd(pools: &mut Pools, op: &RouterBwd, step: Step) -> Result<()> {
     let (all, k) = (op.probs.shape.cols(), op.experts.shape.cols());
     let (probs, weights, d_weights) =

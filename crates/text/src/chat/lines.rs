@@ -59,7 +59,7 @@ impl Counts {
         self.add_sample(&line.sample, line.cut);
     }
 
-    /// Adds a sample of which so many tokens were cut off.
+    /// Adds a sample of which `cut` tokens were cut off.
     pub fn add_sample(&mut self, sample: &Sample, cut: usize) {
         let learned = sample.targets() as u64;
         self.samples += 1;
@@ -101,12 +101,12 @@ impl ChatFiles {
         Ok(Self { inputs: resolve(paths, Some(Format::Jsonl))?, settings: ReadSettings::default() })
     }
 
-    /// Their samples in order, each cut to `context` tokens. After an error there are no more.
+    /// The samples of the files in order, each cut to `context` tokens. After an error there are no more.
     pub fn samples<'a>(&'a self, chat: &'a Chat, mask: Mask, context: Option<usize>) -> ChatLines<'a> {
         ChatLines { chat, mask, context, lines: self.lines() }
     }
 
-    /// Their pairs in order. After an error there are no more.
+    /// The pairs of the files in order. After an error there are no more.
     pub fn pairs<'a>(&'a self, chat: &'a Chat, mask: Mask) -> PairLines<'a> {
         PairLines { chat, mask, lines: self.lines() }
     }
@@ -147,9 +147,9 @@ struct Lines<'a> {
 /// Lines of a file that were not looked at yet.
 struct Unread {
     bytes: Vec<u8>,
-    /// Where the next one begins.
+    /// The offset in `bytes` at which the next line begins.
     at: usize,
-    /// Its number.
+    /// The number of the next line.
     line: u64,
 }
 

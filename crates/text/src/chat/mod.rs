@@ -37,18 +37,18 @@ use crate::{Error, Result};
 /// Which tokens of a sample are learned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mask {
-    /// What the assistant says, with the end of its turns; of a prompt and its completion only what is in the completion; of
-    /// a text all.
+    /// What the assistant says, with the end of its turns. Of a prompt and its completion only the completion counts, of a text
+    /// everything.
     #[default]
     Assistant,
-    /// The same, but of a conversation only what follows the last message that is not the assistant's.
+    /// As [`Self::Assistant`], but of a conversation only what follows the last message that is not the assistant's.
     Completion,
     /// Every token.
     None,
 }
 
 impl Mask {
-    /// All of them.
+    /// All masks.
     pub const ALL: [Self; 3] = [Self::Assistant, Self::Completion, Self::None];
 
     /// Its name on the command line.

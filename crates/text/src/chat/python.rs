@@ -11,7 +11,7 @@ struct Style<'a> {
     indent: Option<usize>,
     ascii: bool,
     sorted: bool,
-    /// Between items, and between key and value.
+    /// The separators between items, and between key and value.
     between: [&'a str; 2],
 }
 

@@ -24,7 +24,7 @@ const MOST_STEPS: u64 = 20_000_000;
 /// A chat template.
 pub struct Template {
     jinja: Environment<'static>,
-    /// Where it is from, for errors.
+    /// What errors call the source of the template.
     origin: String,
     /// Whether it marks what the assistant says with `{% generation %}`.
     marks: bool,
@@ -105,7 +105,7 @@ impl Template {
         self.marks
     }
 
-    /// Where it is from.
+    /// What errors call the source of the template.
     pub fn origin(&self) -> &str {
         &self.origin
     }

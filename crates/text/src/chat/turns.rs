@@ -21,7 +21,7 @@ pub struct Turns<'a> {
     pub special: &'a dyn Fn(&str) -> Option<(usize, usize)>,
     /// The conversation.
     pub messages: &'a [Value],
-    /// All of it, rendered.
+    /// The whole conversation, rendered.
     pub whole: &'a str,
 }
 
@@ -74,7 +74,7 @@ impl Turns<'_> {
         Some(start..start + found + length)
     }
 
-    /// By marks in the messages themselves, for templates whose text before a turn depends on what follows it.
+    /// Finds turns by marks in the messages themselves, for templates whose text before a turn depends on what follows it.
     fn by_content(&self, turns: &[usize]) -> Result<Vec<Range<usize>>> {
         let unclear = || {
             Error::Setting(

@@ -11,7 +11,7 @@ use crate::{Error, Result};
 
 /// A document, or a part of one, in [`Encoded::tokens`].
 pub struct Piece {
-    /// Of the whole document; `None` for a part that is not its first.
+    /// The hash of the whole document; `None` for a part that is not its first.
     pub hash: Option<DocumentHash>,
     pub purpose: Option<Use>,
     pub tokens: usize,

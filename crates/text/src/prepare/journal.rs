@@ -100,9 +100,9 @@ pub struct TokenizerFacts {
 /// Hashes of what decides about the bytes of the shards.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Of tokenizer and settings.
+    /// The hash of tokenizer and settings.
     pub settings: String,
-    /// Of the names, sizes and times of the inputs.
+    /// The hash of the names, sizes and times of the inputs.
     pub inputs: String,
 }
 
@@ -163,7 +163,7 @@ impl Identity {
 pub struct Manifest {
     /// `ironhorse-shards`.
     pub format: String,
-    /// 1.
+    /// The version of the format: 1.
     pub version: u32,
     /// The tokenizer.
     pub tokenizer: TokenizerFacts,
@@ -180,7 +180,7 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// That of a folder, if it has one.
+    /// The manifest of a folder, if it has one.
     pub fn read(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(MANIFEST);
         read_file(&path)?.map(|bytes| Self::parse(&bytes, &path)).transpose()

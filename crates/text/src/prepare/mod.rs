@@ -56,7 +56,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// With the usual settings: shards of 100 million tokens, half a percent for validation.
+    /// The usual settings: shards of 100 million tokens, half a percent for validation.
     pub fn new(out: &Path, name: &str) -> Self {
         Self {
             out: out.to_owned(),
@@ -107,12 +107,12 @@ pub struct Progress {
     pub documents: u64,
 }
 
-/// What came out.
+/// What a preparation made.
 #[derive(Debug)]
 pub struct Prepared {
     /// What the folder holds.
     pub manifest: Manifest,
-    /// Whether it was there already.
+    /// Whether the folder held all of it already.
     pub unchanged: bool,
     /// Whether it went on from where an earlier run had stopped.
     pub resumed: bool,

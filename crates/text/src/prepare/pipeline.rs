@@ -71,9 +71,9 @@ struct Resume<'a> {
     path: Option<&'a Path>,
 }
 
-/// Where the reader's units go.
+/// The channels by which the reader passes on its units and its errors.
 struct Outlets {
-    /// One for each unit that may be begun.
+    /// Receives one permit for each unit that may be begun.
     permitted: Receiver<()>,
     work: SyncSender<(u64, Unit)>,
     failed: Sender<(u64, Result<Encoded>)>,

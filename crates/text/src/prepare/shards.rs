@@ -32,7 +32,7 @@ struct Current {
 }
 
 impl Shards {
-    /// None yet.
+    /// A series without shards.
     pub fn new(folder: &Path, stem: String, kind: ShardKind, most: usize) -> Self {
         Self {
             folder: folder.to_owned(),

@@ -17,7 +17,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// By its name as a setting.
+    /// The format with this name in settings and file names.
     pub fn parse(name: &str) -> Option<Self> {
         Some(match name {
             "text" | "txt" | "md" => Self::Text,
@@ -31,7 +31,7 @@ impl Format {
 /// How a file is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
-    /// Not at all.
+    /// The file is not compressed.
     Plain,
     /// gzip.
     Gzip,
@@ -39,7 +39,7 @@ pub enum Packing {
     Zstd,
 }
 
-/// One file.
+/// A file to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Input {
     /// Its name; `-` is standard input.

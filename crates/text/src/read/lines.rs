@@ -65,9 +65,9 @@ impl Lines {
 /// What a line holds.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Line<'a> {
-    /// Nothing but white space.
+    /// A line of nothing but white space.
     Blank,
-    /// The text of the field; U+FFFD was put in place of so many sequences that are not UTF-8.
+    /// The text of the field, and the number of sequences that are not UTF-8 and were replaced by U+FFFD.
     Text(Cow<'a, str>, u64),
     /// What is wrong, as the end of a sentence.
     Bad(String),
@@ -122,7 +122,7 @@ fn take<'a>(line: &'a str, field: &str) -> Result<Cow<'a, str>, String> {
 
 enum Found<'a> {
     Text(Cow<'a, str>),
-    /// What it is instead.
+    /// What the field holds instead of a text.
     Other(&'static str),
 }
 

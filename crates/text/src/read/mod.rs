@@ -32,7 +32,7 @@ pub struct ReadSettings {
     pub delimiter: Option<String>,
     /// The part at the end of every text file that is for validation; the rest is for training.
     pub val_tail: Option<f64>,
-    /// Units have at least this many bytes, and parts of a document at most so many if it can be cut.
+    /// The least bytes of a unit, and the most bytes of a part of a document if it can be cut.
     pub unit_bytes: usize,
     /// A text file of more bytes is read twice, once for its hash, and encoded in parts.
     pub large_bytes: usize,
@@ -56,7 +56,7 @@ impl Default for ReadSettings {
 pub struct DocumentHash(pub u128);
 
 impl DocumentHash {
-    /// That of a document.
+    /// The hash of a document.
     pub fn of(bytes: &[u8]) -> Self {
         Self::finish(Sha256::new_with_prefix(bytes))
     }
@@ -96,7 +96,7 @@ pub struct Document {
 pub struct DocumentPart {
     /// The bytes.
     pub bytes: Vec<u8>,
-    /// Whether it is the first.
+    /// Whether it is the first part.
     pub first: bool,
     /// The hash of the whole document.
     pub hash: DocumentHash,

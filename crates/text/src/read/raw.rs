@@ -56,7 +56,7 @@ impl Raw {
         Self::new(input, inner)
     }
 
-    /// The same with the bytes of the file given.
+    /// As [`Raw::open`], but reads the bytes of the file from `inner`.
     pub fn new(input: &Input, inner: Box<dyn Read + Send>) -> Result<Self> {
         let seen = Arc::new(Mutex::new(Seen::default()));
         let hashing = BufReader::with_capacity(BUFFER, Hashing { inner, seen: seen.clone() });

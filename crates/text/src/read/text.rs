@@ -16,9 +16,9 @@ use crate::{Error, Result};
 /// The last place in a text where it may be cut.
 pub type CutAt<'a> = &'a (dyn Fn(&[u8]) -> Option<usize> + Sync);
 
-/// A stretch without any place to cut is cut by force after so many bytes.
+/// The bytes after which a stretch without any place to cut is cut by force.
 const MOST_UNCUT: usize = 64 << 20;
-/// A zero byte among so many first bytes says that a file is not text.
+/// The bytes at the beginning of a file among which a zero byte says that it is not text.
 const LOOKED_AT: usize = 8192;
 
 /// Reads a text file.
@@ -45,7 +45,7 @@ struct Parts {
     done: u64,
 }
 
-/// Where a part ends.
+/// The end of a part of a document.
 struct Cut {
     at: usize,
     /// Whether the ids may differ from those of the whole.
@@ -69,7 +69,7 @@ impl Cut {
 pub struct Around<'a> {
     pub settings: &'a ReadSettings,
     pub cut: CutAt<'a>,
-    /// Where a large document of standard input is kept until it was read.
+    /// The file that keeps a large document of standard input until it was read.
     pub spool: Option<&'a Path>,
 }
 
@@ -190,7 +190,7 @@ impl Text {
         Ok(Some(Content::Part(part)))
     }
 
-    /// Where the buffer is cut; reads on while there is no place.
+    /// Finds the place to cut the buffer; reads on while there is none.
     fn find_cut(&mut self, around: Around<'_>) -> Result<Cut> {
         let mut window = around.settings.unit_bytes.min(self.buffer.len());
         loop {

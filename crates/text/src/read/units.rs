@@ -27,7 +27,7 @@ enum Open {
     Text(Text),
     Lines(Lines),
     Rows(Box<Rows>),
-    /// Read to its end.
+    /// An input that was read to its end.
     Ended(u64),
 }
 
@@ -38,7 +38,7 @@ impl<'a> Units<'a> {
         Self { inputs, settings, cut, spool: None, input: first, open: None, number: 0, crc }
     }
 
-    /// Where a large document of standard input is kept until it was read; without it such a document is an error.
+    /// Keeps a large document of standard input in the file `path` until it was read; without one such a document is an error.
     #[must_use]
     pub fn with_spool(mut self, path: PathBuf) -> Self {
         self.spool = Some(path);

@@ -134,7 +134,7 @@ impl Bpe {
         self.nfc
     }
 
-    /// Where a long text may be cut for encoding.
+    /// The kind of place at which a long text may be cut for encoding.
     pub fn cut(&self) -> Cut {
         let plain = !self.nfc && self.added.iter().all(|token| token.special);
         if plain { Cut::AfterLetter } else { Cut::BeforeSpace }
@@ -159,7 +159,7 @@ impl Bpe {
 pub enum Special {
     /// Markers such as `<|endoftext|>` that are spelled out in the text are ordinary text.
     Ordinary,
-    /// They are tokens.
+    /// Markers that are spelled out in the text are tokens.
     Tokens,
 }
 
@@ -171,12 +171,12 @@ pub struct Encoder<'a> {
 }
 
 impl<'a> Encoder<'a> {
-    /// For much text.
+    /// An encoder for much text.
     pub fn new(bpe: &'a Bpe) -> Self {
         Self { bpe, cache: Some(Cache::new()), special: Special::Ordinary }
     }
 
-    /// For one short text: without a cache, whose memory would cost more than it saves.
+    /// An encoder for one short text: without a cache, whose memory would cost more than it saves.
     pub fn once(bpe: &'a Bpe, special: Special) -> Self {
         Self { bpe, cache: None, special }
     }

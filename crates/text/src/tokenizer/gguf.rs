@@ -31,7 +31,7 @@ pub struct Told {
 pub struct GgufTokenizer {
     /// Keys and values.
     pub keys: Vec<(String, Meta)>,
-    /// Where llama.cpp does not do exactly the same.
+    /// In what llama.cpp differs from this tokenizer, if it does.
     pub note: Option<&'static str>,
 }
 

@@ -134,7 +134,7 @@ fn merge_short(merges: &Merges, symbols: impl ExactSizeIterator<Item = u32>, out
     out.extend_from_slice(&ids[..count]);
 }
 
-/// The same with a heap, in O(n log n): one word may be the whole text.
+/// Merges with a heap, in O(n log n): one word may be the whole text.
 fn merge_long(merges: &Merges, symbols: impl ExactSizeIterator<Item = u32>, out: &mut Vec<u32>) {
     use std::cmp::Reverse;
     use std::collections::BinaryHeap;

@@ -72,9 +72,9 @@ pub struct Tokenizer {
 /// How a text begins that a model continues.
 #[derive(Clone, Copy)]
 enum Begin {
-    /// With the token between documents, as every document does in data that is prepared here.
+    /// A text begins with the token between documents, as every document does in data that is prepared here.
     Separator,
-    /// As in transformers, which `tokenizer_config.json` is for: with this token, or with none.
+    /// A text begins as in transformers, which `tokenizer_config.json` is for: with this token, or with none.
     With(Option<u32>),
 }
 
@@ -245,8 +245,8 @@ impl Tokenizer {
         }
     }
 
-    /// Where a document may be cut such that the ids of its parts are those of the whole: the last place in `text`, if
-    /// there is one. A tokenizer of which nothing is known has none.
+    /// The last place in `text` at which a document may be cut such that the ids of its parts are those of the whole, if there
+    /// is such a place. A tokenizer of which nothing is known has no such places.
     pub fn safe_cut(&self, text: &[u8]) -> Option<usize> {
         match &self.kind {
             Kind::Bytes => Some(text.len()),
@@ -264,7 +264,7 @@ impl Tokenizer {
         })
     }
 
-    /// With another chat template beside it, which replaces that of its settings.
+    /// Puts another chat template beside the tokenizer, which replaces that of its settings.
     pub fn set_template(&mut self, source: &str) -> Result<()> {
         let mut files = self.files()?;
         files.retain(|(name, _)| name != TEMPLATE_NAME);

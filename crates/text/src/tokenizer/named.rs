@@ -24,7 +24,7 @@ const CL100K: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cl100k_base.rank
 const O200K: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/o200k_base.ranks"));
 const END: &str = "<|endoftext|>";
 
-/// All of them. The ranks of GPT-2 are the first of `p50k_base`.
+/// The tokenizers that are known by name. The ranks of GPT-2 are the first of `p50k_base`.
 pub const NAMED: [Named; 4] = [
     Named {
         name: "gpt2",

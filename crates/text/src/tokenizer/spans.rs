@@ -58,9 +58,9 @@ fn of_bpe(bpe: &Bpe, text: &str) -> Vec<Spanned> {
 
 /// Which bytes of a text the bytes of its normalised form come from.
 enum Origins {
-    /// The same: the text was not changed.
+    /// Each byte comes from itself: the text was not changed.
     Same,
-    /// For every run of characters that is normalised by itself, where it begins: normalised, and in the text.
+    /// For every run of characters that is normalised by itself, the offsets of its beginning: normalised, and in the text.
     Runs(Vec<[usize; 2]>),
 }
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{CONFIG_NAME, JSON_NAME};
 use crate::{Error, Result};
 
-/// Where older folders have the names.
+/// The file in which older folders name their special tokens.
 const MAP_NAME: &str = "special_tokens_map.json";
 
 /// The special tokens of a folder.
@@ -23,7 +23,7 @@ pub struct SpecialTokens {
 }
 
 impl SpecialTokens {
-    /// Those of a folder.
+    /// The special tokens of a folder.
     pub fn read(folder: &Path) -> Result<Self> {
         let config = json(&folder.join(CONFIG_NAME))?;
         let map = json(&folder.join(MAP_NAME))?;
@@ -50,7 +50,7 @@ impl SpecialTokens {
         self.named.iter().find(|(known, _)| known == name).map(|(_, token)| token.as_str())
     }
 
-    /// All of them.
+    /// All named tokens, each with its name.
     pub fn named(&self) -> impl Iterator<Item = &(String, String)> {
         self.named.iter()
     }

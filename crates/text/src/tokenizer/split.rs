@@ -16,7 +16,7 @@ pub const CL100K: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+
 pub const CL100K_TAIL: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+\z|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// The pattern of Qwen 2 and 3: one digit at a time.
 pub const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// The same where combining marks belong to words.
+/// [`QWEN2`] where combining marks belong to words.
 const QWEN_MARKS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// The pattern of `o200k_base`.
 pub const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -50,10 +50,10 @@ impl Pattern {
     pub const CL100K_TAIL: Self = Self::Cl100k(Cl100k { digits: 3, marks: false, tail: true });
     /// One digit to a word: Qwen 2 and 3.
     pub const QWEN2: Self = Self::Cl100k(Cl100k { digits: 1, marks: false, tail: false });
-    /// The same with combining marks in words: later versions of Qwen.
+    /// [`Self::QWEN2`] with combining marks in words: later versions of Qwen.
     pub const QWEN_MARKS: Self = Self::Cl100k(Cl100k { digits: 1, marks: true, tail: false });
 
-    /// The pattern that a regular expression describes, if it is one of those above.
+    /// The pattern that a regular expression describes, if it is one of the constants above.
     pub fn of_regex(regex: &str) -> Option<Self> {
         Some(match regex {
             GPT2 | GPT2_TIKTOKEN => Self::Gpt2,
@@ -281,7 +281,7 @@ fn contraction(text: &[u8], at: usize, any_case: bool) -> usize {
     }
 }
 
-/// Where a text may be cut.
+/// The kind of place at which a text may be cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     /// Between a letter and what cannot belong to its word under any [`Pattern`].

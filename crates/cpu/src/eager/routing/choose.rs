@@ -15,7 +15,7 @@ pub struct RoutedMut<'a> {
     pub experts: &'a mut [i32],
 }
 
-/// The same to read.
+/// What a router has decided, to read.
 #[derive(Clone, Copy, Debug)]
 pub struct Routed<'a> {
     /// As in [`RoutedMut`].

@@ -105,7 +105,7 @@ pub fn combine(
     Ok(unsafe { routed.sum(&ProcessTeam, Span::of_slice(out), Some(weights), false) }?)
 }
 
-/// Of [`combine`]: `d_rows[places[n, j]] = weights[n, j]·d_out[n]` and `d_weights[n, j] = d_out[n]·rows[places[n, j]]`.
+/// Gradients of [`combine`]: `d_rows[places[n, j]] = weights[n, j]·d_out[n]` and `d_weights[n, j] = d_out[n]·rows[places[n, j]]`.
 ///
 /// # Errors
 /// An array has the wrong size; the places are not a permutation.

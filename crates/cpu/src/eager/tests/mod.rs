@@ -111,8 +111,8 @@ fn close(got: &[f64], want: &[f64], tolerance: f64, what: &str) {
     }
 }
 
-/// f32, bf16 and f16 against f64: one rounding to the type, beside errors of f32 arithmetic relative to the largest result (or 1: what cancels).
-/// Each output alone is not wanted once, which changes no other.
+/// f32, bf16 and f16 against f64: one rounding to the type, beside errors of f32 arithmetic relative to the largest result (or 1:
+/// what cancels). Each output is left out once, which must change no other.
 fn types_agree(case: &Case<'_>, what: &str) {
     let want = run(case, Float::F64, &[]);
     for float in [Float::F64, Float::F32, Float::BF16, Float::F16] {
@@ -147,7 +147,7 @@ fn same_bits(a: &[Vec<f64>], b: &[Vec<f64>]) -> bool {
     a.iter().flatten().map(|x| x.to_bits()).eq(b.iter().flatten().map(|x| x.to_bits()))
 }
 
-/// The same bits with 1 and 3 threads.
+/// Checks that a case has the same bits with 1 and 3 threads.
 fn threads_agree(case: &Case<'_>, what: &str) {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

@@ -188,7 +188,7 @@ impl<T: Elem> Backward<T> {
         }
     }
 
-    /// Where a head sums the gradients of its keys and values.
+    /// The matrices in which a head sums the gradients of its keys and values.
     pub(super) fn keys_and_values(&self, own: Span<T::Acc>, head: usize) -> [Option<Mat<T::Acc>>; 2] {
         let (s, a) = (&self.from.shape, &self.from.shape.0);
         let mut half = 0;
@@ -205,7 +205,7 @@ impl<T: Elem> Backward<T> {
         })
     }
 
-    /// Those of a tile, with the delta of each query.
+    /// The lse and the delta of each query of a tile.
     ///
     /// # Safety
     /// The caller may read `lse`.

@@ -83,18 +83,18 @@ pub struct QueryScratch<A> {
 }
 
 impl<A: Real> QueryScratch<A> {
-    /// Room for so many keys and elements of a head.
+    /// Memory with room for `keys` keys and `head_dim` elements of a head.
     pub fn new(keys: usize, head_dim: usize) -> Self {
         Self { scores: vec![A::ZERO; keys], out: vec![A::ZERO; head_dim], gemm: LocalScratch::new() }
     }
 
-    /// So many scores, and sums of values.
+    /// Room for `keys` scores and `sums` sums of values.
     pub(super) fn parts(&mut self, [keys, sums]: [usize; 2]) -> (&mut [A], &mut [A]) {
         self.reserve(keys, sums);
         (&mut self.scores[..keys], &mut self.out[..sums])
     }
 
-    /// Makes room for so many keys and elements of a head.
+    /// Makes room for `keys` keys and `head_dim` elements of a head.
     pub fn reserve(&mut self, keys: usize, head_dim: usize) {
         if self.scores.len() < keys {
             self.scores.resize(keys, A::ZERO);

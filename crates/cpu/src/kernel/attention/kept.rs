@@ -29,14 +29,14 @@ pub struct Kept {
     pub head_dim: usize,
     /// Heads of queries for each of keys.
     pub share: usize,
-    /// Of the scores; positive.
+    /// The factor of the scores; positive.
     pub scale: f32,
     /// Whether keys and values have to come from memory.
     pub fetches: bool,
 }
 
 impl Kept {
-    /// Scores that a worker needs room for, with at most so many keys and heads.
+    /// The number of scores that a worker needs room for, with at most this many keys and heads.
     pub fn most_scores([keys, heads]: [usize; 2], share: usize) -> usize {
         (keys * heads).min(MOST_SCORES.max(keys * share))
     }

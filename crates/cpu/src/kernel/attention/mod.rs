@@ -41,7 +41,7 @@ use std::ops::Range;
 pub const TILE: usize = 64;
 /// Keys per chunk, at most: its scores stay in the second-level cache.
 const CHUNK: usize = 256;
-/// The same of small heads, whose scores stay in the first-level cache beside everything else.
+/// Keys per chunk of small heads, whose scores stay in the first-level cache beside everything else.
 const SMALL_CHUNK: usize = 128;
 /// Tiles of queries that are as many as the keys of a chunk.
 const TILES_OF_CHUNK: usize = CHUNK / TILE;
@@ -135,7 +135,7 @@ pub struct TileScratch<A> {
 }
 
 impl<A: Real> TileScratch<A> {
-    /// For a forward or backward with these sizes.
+    /// The memory for a forward or backward with these sizes.
     pub fn new<T: Elem<Acc = A>>(isa: Isa, shape: &Heads) -> Self {
         let hd = if T::IS_ACC { 0 } else { shape.0.head_dim };
         let mut scratch = Self {
@@ -175,7 +175,7 @@ impl<T: Elem> HeadRows<T> {
         self.at.part(first..first + self.hd)
     }
 
-    /// As a matrix of what is computed in: in place, or `room`, which [`HeadRows::load`] and [`HeadRows::store`] use.
+    /// The matrix to compute with: the rows in place, or `room`, which [`HeadRows::load`] and [`HeadRows::store`] use.
     fn matrix(&self, room: &mut [T::Acc]) -> Mat<T::Acc> {
         if T::IS_ACC {
             Mat { ptr: self.at.ptr().wrapping_add(self.first).cast(), rs: self.stride, cs: 1 }
@@ -255,8 +255,8 @@ impl<T: Elem> Forward<T> {
         HeadRows { at, first, stride: strides.position, count: queries.len(), hd: self.shape.0.head_dim }
     }
 
-    /// Task `number` of `batch · heads · tiles`, the tiles that begin in one without documents: late queries, which see more keys, first, so that short tasks fill the gaps
-    /// at the end.
+    /// Task `number` of `batch · heads · tiles`: computes the tiles that begin in one tile of a sequence without documents. Late
+    /// queries, which see more keys, come first, so that short tasks fill the gaps at the end.
     ///
     /// # Safety
     /// The caller may read q, k and v, and alone uses `scratch` and the rows of `out` and `lse` of this head and tile.

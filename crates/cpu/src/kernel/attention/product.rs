@@ -9,9 +9,9 @@ use crate::isa::Isa;
 pub struct Mat<A> {
     /// Element (0, 0).
     pub ptr: *mut A,
-    /// From row to row.
+    /// Elements from one row to the next.
     pub rs: usize,
-    /// From column to column.
+    /// Elements from one column to the next.
     pub cs: usize,
 }
 

@@ -15,15 +15,15 @@ pub struct Reach {
     /// (batch, q_len), the position of each query in its document; only where there are as many keys as queries. Checked by
     /// [`check_positions`](ironhorse_core::op::check_positions).
     positions: Option<Span<i32>>,
-    /// The last so many of the keys that it sees.
+    /// How many of the keys that it sees it reaches: the last ones.
     window: usize,
 }
 
 impl Reach {
-    /// All keys that the shape lets a query see.
+    /// A query reaches all keys that the shape lets it see.
     pub const ALL: Self = Self { positions: None, window: usize::MAX };
 
-    /// That of a mask with these positions.
+    /// The reach of a mask with these positions.
     ///
     /// # Safety
     /// The positions are checked, and nobody writes them as long as this is used.

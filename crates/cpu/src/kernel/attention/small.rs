@@ -37,7 +37,7 @@ impl Room {
         Self { scores, columns: [tile(0), tile(1)], sums: tile(2) }
     }
 
-    /// Scores of so many keys.
+    /// The scores of `keys` keys.
     ///
     /// # Safety
     /// `A` is f32, the memory is the caller's alone, and no other slice of these scores lives.
@@ -58,7 +58,7 @@ fn floats<A: Real>(x: &[A; TILE], f: impl Fn(A) -> A) -> [f32; QUERIES] {
 }
 
 impl<T: Elem> Forward<T> {
-    /// As [`Forward::queries_of_one`].
+    /// As [`Forward::queries_of_one`], for small heads.
     ///
     /// # Safety
     /// As [`Forward::tile`]; the kernels are for this size of heads, which are computed in f32.
@@ -103,7 +103,7 @@ impl<T: Elem> Forward<T> {
 }
 
 impl<T: Elem> Backward<T> {
-    /// As [`Backward::tile`].
+    /// As [`Backward::tile`], for small heads.
     ///
     /// # Safety
     /// As [`Backward::tile`]; the kernels are for this size of heads, which are computed in f32.
@@ -212,7 +212,7 @@ mod tests {
         results
     }
 
-    /// On a machine with AVX-512 these are the kernels against the products of all other heads.
+    /// Compares, on a machine with AVX-512, the kernels with the products of all other heads.
     #[test]
     fn kernels_change_no_bit() {
         let sets = [IsaKind::Avx512, IsaKind::Avx2Fma].map(Isa::of_kind);

@@ -72,7 +72,7 @@ struct Turns<'a, T: Elem> {
 }
 
 impl<T: Elem> Turns<'_, T> {
-    /// Where a chunk keeps its part of `d_q` from query `position` of the turn on.
+    /// The index in `kept` of a chunk's part of `d_q`, from query `position` of the turn on.
     fn kept_at(&self, [head, chunk]: [usize; 2], position: usize) -> usize {
         ((head * self.chunks + chunk) * self.rows + position) * self.call.from.shape.0.head_dim
     }

@@ -160,9 +160,9 @@ impl Spec {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Meanwhile {
     Nothing,
-    /// It is asked to stop when the line of this step is logged, the n-th time.
+    /// The run is asked to stop when the line of this step is logged for the n-th time.
     StopAt(u64, u32),
-    /// Its folder is copied below this one after every line, as a kill would leave it.
+    /// The run's folder is copied below this one after every line, as a kill would leave it.
     CopyTo(PathBuf),
 }
 

@@ -38,7 +38,7 @@ const MASKED: [([usize; 5], Limits); 23] = [
     ([2, 0, 48, 6, 2], [3, 2]),
 ];
 
-/// Of these, with dropout of the probabilities.
+/// The indices in [`MASKED`] of the cases that also run with dropout of the probabilities.
 const DROPPED: [usize; 6] = [3, 5, 8, 9, 17, 18];
 
 /// (B, maxT, C, NH, NKV), positions, windows.
