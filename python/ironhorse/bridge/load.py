@@ -97,9 +97,9 @@ def load(
     check: bool = True,
 ) -> Loaded:
     """Opens a model .bin (f32 or bf16), debug state, answer key, Hugging Face folder (one file or several) of a GPT-2,
-    Llama, Mistral, Mixtral, Qwen 2, Qwen 3, Qwen 3 MoE or Gemma 3 (text), checkpoint, run, safetensors file, token shard
-    or tokenizer; which one is found out from its content. Of a run it is the newest checkpoint that is whole; a warning
-    names damaged ones that are newer.
+    Llama, Mistral, Mixtral, Qwen 2, Qwen 3, Qwen 3 MoE or Gemma 3 (text), checkpoint, run, safetensors file, token
+    shard or tokenizer; which one is found out from its content. Of a run it is the newest checkpoint that is whole; a
+    warning names damaged ones that are newer.
 
     Arrays are numpy's or torch's, made when they are looked at and mapped from the file where its type allows. bf16 is
     bfloat16 in torch; in numpy it becomes float32 (exact), or stays as its `"bits"` (uint16; see
