@@ -3,11 +3,14 @@
 //   p = exp(scale*q.k - lse), ds = p*(d_out.v - delta), d_q = scale*ds.k, d_k = scale*ds^T.q, d_v = p^T.d_out
 //
 // moves  what flash_bwd does; between the products of a head its sums of d_q, 4*T*HD bytes, stay in L2; bound: tensor cores
-// grid   a persistent block on each multiprocessor takes whole heads of keys, or of the heads of queries that share them one of `parts`
-//        equal parts. For each tile of 128 keys it passes over the tiles of 128 queries that see them: a producer warp starts TMA
-//        copies, two consumer warpgroups multiply, 64 keys each. Needs HD == 64, T % 128 == 0
-// order  d_k and d_v over the queries, tile by tile, and over the parts (flash_bwd_join); d_q over the keys, tile by tile. One block has
-//        all keys of a head, and each sum in L2 one thread that adds to it: bitwise repeatable
+// grid   a unit is a head of keys, or of the heads of queries that share them one of `parts` equal parts; a strip is a tile of 128 keys of
+//        a unit. A persistent block on each multiprocessor takes the strips between two cuts. For each it passes over the tiles of 128
+//        queries that see the keys: a producer warp starts TMA copies, two consumer warpgroups multiply, 64 keys each. Needs HD == 64,
+//        T % 128 == 0
+// order  d_k and d_v over the queries, tile by tile, and over the parts (flash_bwd_join); d_q over the keys, tile by tile: bitwise
+//        repeatable, and the same for any cuts. A unit with a cut inside is the first work of the block before the cut, and the
+//        last of the block behind it, which goes on with the sums that the first has left: each sum in L2 has one thread that adds
+//        to it, or two, one after the other
 //
 // With RESULT_SUMS it also leaves partial sums of d_qkv over rows, as it is stored, for the gradient of a bias: 8 rows for each sequence,
 // one for each warp, which sums the same 16 rows of every tile. Needs parts == 1.
@@ -21,11 +24,17 @@
 #endif
 
 constexpr int HD = 64, TILE = 128, GROUP = 128, THREADS = 3 * GROUP;
+constexpr u32 WARPS = 2 * GROUP / WARP;  // that multiply
+constexpr u32 MOST_BLOCKS = 144;         // multiprocessors of a whole chip
 
 // flash_bwd_stats: what flash_bwd_wgmma reads per query: -lse*log2(e), and -delta = -sum(d_out*out)
 //
+// It also clears the words in which blocks of flash_bwd_wgmma say that they have left their sums.
+//
 // grid   32 queries of a head per block; 8 lanes sum a row
-KERNEL __launch_bounds__(256) flash_bwd_stats(float* stats, const bf16* d_out, const bf16* out, const float* lse, u32 seq, u32 heads) {
+KERNEL __launch_bounds__(256)
+    flash_bwd_stats(float* stats, const bf16* d_out, const bf16* out, const float* lse, u32* handed, u32 words, u32 seq, u32 heads) {
+    for (u32 word = blockIdx.x * 256 + threadIdx.x; word < words; word += gridDim.x * 256) handed[word] = 0;
     const u32 head = blockIdx.x / (seq / 32), query = blockIdx.x % (seq / 32) * 32 + threadIdx.x / 8;
     const u64 at = ((u64)(head / heads) * seq + query) * heads * HD + head % heads * HD + threadIdx.x % 8 * 8;
     float a[8], b[8], sum = 0.0f;
@@ -93,13 +102,25 @@ struct Space {
     DEVICE u32 ds_full(u32 stage) const { return barriers() + 80 + stage * 8; }
 };
 
+// The strips of a block, counted over all units. First the beginning of a unit that the next block ends, then whole units, last the end of a
+// unit that the block before has begun.
+struct Work {
+    u32 tiles, begin, end;  // tiles of a sequence
+
+    DEVICE bool begins_only(u32 unit) const { return (unit + 1) * tiles > end; }
+    DEVICE bool ends_only(u32 unit) const { return unit * tiles < begin; }
+};
+
 // A tile of keys and one of queries. Passes of odd tiles of keys go backwards over the queries: what was read last is read next.
 struct Pair {
     u32 tiles, share;  // of a sequence; heads of queries of a unit
-    u32 unit;          // part of a head of keys of the whole batch
+    u32 unit;          // part of a head of keys of the whole batch; NONE behind the last
     u32 key, member, query;
     u32 keys;   // tiles of keys so far
     u32 count;  // pairs so far
+
+    static constexpr u32 NONE = 0xffffffff;
+    DEVICE bool is_there() const { return unit != NONE; }
 
     DEVICE bool backwards() const { return key % 2; }
     DEVICE bool begins_pass() const { return query == (backwards() ? tiles - 1 : key); }
@@ -107,7 +128,20 @@ struct Pair {
     DEVICE bool begins() const { return member == 0 && begins_pass(); }  // the first of its keys
     DEVICE bool ends() const { return member == share - 1 && ends_pass(); }
     DEVICE bool meets() const { return key == query; }  // some of the keys are behind some of the queries
-    DEVICE void next() {
+    // The first pair of a block.
+    DEVICE void start(const Work& work) {
+        key = query = member = 0;
+        if (work.end % tiles) unit = work.end / tiles;
+        else go_to((work.begin + tiles - 1) / tiles, work);
+    }
+    // The first key of a whole unit, or of the rest of one if no whole unit is left.
+    DEVICE void go_to(u32 whole, const Work& work) {
+        const u32 rest = work.begin % tiles;
+        key = whole < work.end / tiles ? 0 : rest;
+        unit = whole < work.end / tiles ? whole : rest ? work.begin / tiles : NONE;
+        query = backwards() ? tiles - 1 : key;
+    }
+    DEVICE void next(const Work& work) {
         count++;
         if (!ends_pass()) {
             query += backwards() ? -1 : 1;
@@ -116,14 +150,20 @@ struct Pair {
         if (++member == share) {
             member = 0;
             keys++;
-            if (++key == tiles) key = 0, unit += gridDim.x;
+            key++;
+            const bool begun = work.begins_only(unit) && unit * tiles + key == work.end;
+            if (begun || key == tiles) {
+                if (work.ends_only(unit)) unit = NONE;
+                else go_to(begun ? (work.begin + tiles - 1) / tiles : unit + 1, work);
+                return;
+            }
         }
         query = backwards() ? tiles - 1 : key;
     }
 };
 
 struct Shape {
-    u32 heads, kv_heads, parts, units;
+    u32 heads, kv_heads, parts;
     float scale;
 
     DEVICE u32 sequence(const Pair& at) const { return at.unit / (kv_heads * parts); }
@@ -140,8 +180,8 @@ struct Maps {
     const TensorMap &qkv, &d_out, &d_qkv;
 };
 
-DEVICE void produce(const Space& space, const Maps& maps, const float* stats, Pair at, const Shape& shape) {
-    for (; at.unit < shape.units; at.next()) {
+DEVICE void produce(const Space& space, const Maps& maps, const float* stats, Pair at, const Work& work, const Shape& shape) {
+    for (; at.is_there(); at.next(work)) {
         if (at.begins()) {
             const u32 stage = at.keys % 2, full = space.kv_full(stage);
             barrier_wait(space.kv_empty(stage), at.keys / 2 % 2 ^ 1);
@@ -191,9 +231,11 @@ DEVICE float exchange(float low, float high, int bit) {
 struct Consumer {
     Space space;
     const Maps& maps;
-    float* sums;      // of this thread: the d_q of tiles of queries, 4 floats in each 4*GROUP
+    float* sums;      // of this thread: the d_q of tiles of queries, 4 floats in each 4*GROUP; for each block twice
     float* key_sums;  // likewise d_k, then d_v, of tiles of keys, for each unit, where a head of keys has parts
     float* columns;   // partial sums of d_qkv: of this warp in the first sequence, where heads of keys have no parts
+    u32* handed;      // of this warp, WARPS for each block: 1 when the sums of the unit that the next block ends are there
+    const Work& work;
     Shape shape;
     u32 group, row;  // of this block's two, and this warp's first row of a tile
 
@@ -277,7 +319,27 @@ struct Consumer {
         if (lane == 0) barrier_arrive(space.ds_full(at.count % 2));
     }
 
-    DEVICE float* sums_of(const Pair& at) const { return sums + (u64)(at.member * at.tiles + at.query) * TILE * HD; }
+    // Units that are handed on have the second half.
+    DEVICE float* sums_of(const Pair& at) const {
+        u32 place = blockIdx.x;
+        if (work.begins_only(at.unit)) place += gridDim.x;
+        if (work.ends_only(at.unit)) place += gridDim.x - 1;
+        return sums + (u64)((place * at.share + at.member) * at.tiles + at.query) * TILE * HD;
+    }
+    // With the last pair of the beginning of a unit: what this warp has added to is there for the next block.
+    DEVICE void hand_on(const Pair& at) const {
+        if (!work.begins_only(at.unit) || at.unit * at.tiles + at.key + 1 != work.end) return;
+        __threadfence();
+        __syncwarp();
+        if (threadIdx.x % WARP == 0) asm volatile("st.release.gpu.u32 [%0], 1;" ::"l"(handed + blockIdx.x * WARPS) : "memory");
+    }
+    // Before the first pair of the end of a unit: what the block before has added to is there.
+    DEVICE void take_over(const Pair& at) const {
+        if (!work.ends_only(at.unit) || at.unit * at.tiles + at.key != work.begin) return;
+        u32 there = threadIdx.x % WARP != 0;
+        while (!there) asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(there) : "l"(handed + (blockIdx.x - 1) * WARPS) : "memory");
+        __syncwarp();
+    }
     // This warp's 16 rows of a result, by way of shared memory that only this warp uses.
     DEVICE void send(const float (&x)[32], float factor, u32 tile, i32 column, i32 line, const Pair& at) const {
         const u32 lane = threadIdx.x % WARP, to = tile + lane % 16 * 128;
@@ -306,7 +368,7 @@ struct Consumer {
     DEVICE void add_column(float sum, i32 first, const Pair& at) const {
         const u32 lane = threadIdx.x % WARP, width = (shape.heads + 2 * shape.kv_heads) * HD;
         const u32 column = first + lane / 4 % 2 * 16 + lane / 16 * 8 + lane % 4 * 2 + lane / 8 % 2;
-        float* const to = columns + (u64)shape.sequence(at) * (2 * GROUP / WARP) * width + column;
+        float* const to = columns + (u64)shape.sequence(at) * WARPS * width + column;
         if (at.key == 0) *to = sum;
         else asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(sum) : "memory");
     }
@@ -335,9 +397,12 @@ struct Consumer {
                 else add_l2(to + i * 4 * GROUP, dq, 4 * i);
             }
         }
-        if (at.ends() && threadIdx.x % WARP == 0) {
-            tma_store_wait<0>();
-            barrier_arrive(space.kv_empty(at.keys % 2));
+        if (at.ends()) {
+            if (threadIdx.x % WARP == 0) {
+                tma_store_wait<0>();
+                barrier_arrive(space.kv_empty(at.keys % 2));
+            }
+            hand_on(at);
         }
     }
     // d_k and d_v of a tile of keys; d_v by way of the place of the values.
@@ -359,7 +424,7 @@ struct Consumer {
 
     // Each pair's dq is computed during the next pair's exponentials, when the other group's ds has arrived.
     DEVICE void run(Pair at) const {
-        if (at.unit >= shape.units) return;
+        if (!at.is_there()) return;
         Pair before = at;
         bool any = false;  // whether there is a pair before
         before.count--;
@@ -368,7 +433,7 @@ struct Consumer {
         for (int i = 0; i < 32; i++) dk[i] = dv[i] = 0.0f;
         // The first pair has none before it: its dq is that of whatever shared memory holds, and is not stored.
         if (threadIdx.x % WARP == 0) barrier_arrive(space.ds_full(1));
-        while (at.unit < shape.units) {
+        while (at.is_there()) {
             const u32 stage = at.count % 2, round = at.count / 2 % 2;
             float s[64], dp[64], dq[32];
             u32 p[32], ds[32];
@@ -378,7 +443,10 @@ struct Consumer {
                 hold(dv);
                 store_keys(dk, dv, before);
             }
-            if (at.begins()) barrier_wait(space.kv_full(at.keys % 2), at.keys / 2 % 2);
+            if (at.begins()) {
+                barrier_wait(space.kv_full(at.keys % 2), at.keys / 2 % 2);
+                take_over(at);
+            }
             barrier_wait(space.q_full(stage), round);
             over_channels(s, space.k(at.keys % 2), space.q(stage));
             wgmma_wait<1>();
@@ -404,7 +472,7 @@ struct Consumer {
             add_product(dk, ds, space.q(stage), more);
             before = at;
             any = true;
-            at.next();
+            at.next(work);
         }
         barrier_wait(space.ds_full(before.count % 2), (before.count + 1) / 2 % 2);
         float dq[32];
@@ -420,10 +488,15 @@ struct Consumer {
 };
 #endif
 
+// The first strip of each block, and the end of the last one's.
+struct Cuts {
+    u32 at[MOST_BLOCKS + 1];
+};
+
 KERNEL __launch_bounds__(THREADS, 1)
     flash_bwd_wgmma(const __grid_constant__ TensorMap qkv, const __grid_constant__ TensorMap d_out, const __grid_constant__ TensorMap d_qkv,
-                    const float* stats, float* sums, float* key_sums, float* columns, u32 seq, u32 heads, u32 kv_heads, u32 parts, u32 units,
-                    float scale) {
+                    const __grid_constant__ Cuts cuts, const float* stats, float* sums, float* key_sums, float* columns, u32* handed, u32 seq,
+                    u32 heads, u32 kv_heads, u32 parts, float scale) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     const u32 begin = shared_address(shared);
     const Space space{begin + (1024 - begin % 1024) % 1024};
@@ -431,27 +504,28 @@ KERNEL __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         for (u32 s = 0; s < 2; s++) {
             barrier_init(space.kv_full(s), 1);
-            barrier_init(space.kv_empty(s), 2 * GROUP / WARP);
+            barrier_init(space.kv_empty(s), WARPS);
             barrier_init(space.q_full(s), 1);
             barrier_init(space.d_out_full(s), 1);
-            barrier_init(space.q_empty(s), 2 * GROUP / WARP);
-            barrier_init(space.ds_full(s), 2 * GROUP / WARP);
+            barrier_init(space.q_empty(s), WARPS);
+            barrier_init(space.ds_full(s), WARPS);
         }
         barrier_init_fence();
     }
     __syncthreads();
-    const Shape shape{heads, kv_heads, parts, units, scale};
-    const Pair first{seq / TILE, heads / (kv_heads * parts), blockIdx.x, 0, 0, 0, 0, 0};
+    const Shape shape{heads, kv_heads, parts, scale};
+    const Work work{seq / TILE, cuts.at[blockIdx.x], cuts.at[blockIdx.x + 1]};
+    Pair first{seq / TILE, heads / (kv_heads * parts)};
+    first.start(work);
     if (threadIdx.x < GROUP) {
         fewer_registers<FEW>();
-        if (threadIdx.x == 0) produce(space, maps, stats, first, shape);
+        if (threadIdx.x == 0) produce(space, maps, stats, first, work, shape);
     } else {
         more_registers<MANY>();
         const u32 group = threadIdx.x / GROUP - 1, thread = threadIdx.x % GROUP;
         const u32 own = group * 64 * HD + thread * 4, warp = group * (GROUP / WARP) + thread / WARP;
-        float* const own_sums = sums + (u64)blockIdx.x * first.share * seq * HD + own;
         float* const own_columns = columns + warp * (heads + 2 * kv_heads) * HD;
-        const Consumer consumer{space, maps, own_sums, key_sums + own, own_columns, shape, group, warp * 16};
+        const Consumer consumer{space, maps, sums + own, key_sums + own, own_columns, handed + warp, work, shape, group, warp * 16};
         consumer.run(first);
     }
 #endif
