@@ -1,14 +1,18 @@
 //! Comparing ways to compute the same at the clock of a training step. A chip that its power limit slows down there ranks them otherwise
-//! than at full clock: what counts then is energy. So the best few take turns until the clock has settled, and only then count.
+//! than at full clock: what counts then is energy. So the best few run one after the other, each until the clock has settled for its
+//! power, which takes an H200 80 ms, and only then count.
 
 use super::search::median;
 use crate::Result;
 
-/// How ways are compared after each was timed for a moment.
+/// How ways are compared: all for a moment, then the best few for longer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Load {
-    /// Milliseconds of all turns before the first that counts.
+    /// Milliseconds before anything counts.
     warm_ms: f32,
+    /// Milliseconds of a first look at a way, and how many of them it has.
+    look_ms: f32,
+    looks: usize,
     /// Milliseconds of the part of each turn that does not count, in which the clock adapts to this way's power.
     settle_ms: f32,
     /// Milliseconds of the part that counts.
@@ -19,10 +23,13 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// The load of a step of large products.
-    pub const SUSTAINED: Self = Self { warm_ms: 40.0, settle_ms: 6.0, turn_ms: 10.0, places: 4, rounds: 3 };
+    /// The load of a step of large products. After a pause the clock is too high for 100 ms, after products of other power wrong
+    /// for 80 (docs/log.md).
+    pub const SUSTAINED: Self =
+        Self { warm_ms: 100.0, look_ms: 1.5, looks: 3, settle_ms: 80.0, turn_ms: 40.0, places: 4, rounds: 1 };
     /// The load of products that are over before the clock changes.
-    pub const BRIEF: Self = Self { warm_ms: 0.0, settle_ms: 0.0, turn_ms: 0.25, places: 4, rounds: 5 };
+    pub const BRIEF: Self =
+        Self { warm_ms: 0.0, look_ms: 0.25, looks: 1, settle_ms: 0.0, turn_ms: 0.25, places: 4, rounds: 5 };
     /// Operations of a product from which on the load is sustained: some 30 µs on a large GPU.
     const SUSTAINED_FLOPS: f64 = 2e10;
 
@@ -32,12 +39,12 @@ impl Load {
     }
 }
 
-/// A way slower than the best by this factor at full clock takes no turn.
+/// A way slower than the best by this factor at first sight takes no turn.
 const HOPELESS: f32 = 1.1;
 /// Milliseconds to spend on single runs of one way, about: what takes long has fewer rounds.
 const MOST_MS: f32 = 30.0;
 /// The most repeats of a turn: what is timed is asynchronous, and the queue of a stream is not endless.
-const MOST_REPEATS: f32 = 500.0;
+const MOST_REPEATS: f32 = 5000.0;
 
 /// One measurement: which way, runs that do not count, and runs that do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +54,31 @@ pub(super) struct Turn {
     pub repeats: u32,
 }
 
-/// Milliseconds of each way under load, from those at full clock and a function that returns the mean of a turn's runs. Ways that take no
+/// Milliseconds of each of some ways by a first look, all at about the same clock, from a guess of them and a function that returns the
+/// mean of a turn's runs.
+pub(super) fn first_look(
+    ways: usize,
+    load: Load,
+    guess_ms: f64,
+    mut time: impl FnMut(Turn) -> Result<f32>,
+) -> Result<Vec<f32>> {
+    let runs = |ms: f32| (f64::from(ms) / guess_ms).ceil();
+    if load.warm_ms > 0.0 && ways > 1 {
+        time(Turn { way: 0, skip: runs(load.warm_ms).min(MOST_REPEATS.into()) as u32, repeats: 1 })?;
+    }
+    let repeats = runs(load.look_ms).clamp(1.0, 20.0) as u32;
+    let mut times = vec![Vec::new(); ways];
+    let mut order: Vec<usize> = (0..ways).collect();
+    for _ in 0..load.looks {
+        for &way in &order {
+            times[way].push(time(Turn { way, skip: 0, repeats })?);
+        }
+        order.reverse();
+    }
+    Ok(times.into_iter().map(|times| median(times).unwrap_or(f32::MAX)).collect())
+}
+
+/// Milliseconds of each way under load, from those of a first look and a function that returns the mean of a turn's runs. Ways that take no
 /// turn are as far from the best one then as they were.
 pub(super) fn under_load(
     full: &[f32],
@@ -66,10 +97,6 @@ pub(super) fn under_load(
     let mut turn = |way: usize| {
         time(Turn { way, skip: repeats(way, load.settle_ms), repeats: repeats(way, load.turn_ms).max(1) })
     };
-    if load.warm_ms > 0.0 {
-        let turns = (load.warm_ms / (load.settle_ms + load.turn_ms)).ceil() as usize;
-        left.iter().cycle().take(turns).try_for_each(|&way| turn(way).map(drop))?;
-    }
     let mut times = vec![Vec::new(); full.len()];
     let rounds = load.rounds.min((MOST_MS / full[first]) as usize).max(1);
     for _ in 0..rounds {
@@ -108,7 +135,7 @@ mod tests {
             for i in 0..turn.skip + turn.repeats {
                 let this = ms / self.clock;
                 let target = (1.0 / power).min(1.0);
-                self.clock += (target - self.clock) * (this / 5.0).min(1.0); // a time constant of 5 ms
+                self.clock += (target - self.clock) * (this / 25.0).min(1.0); // a time constant of 25 ms
                 spent += if i < turn.skip { 0.0 } else { this };
             }
             Ok(spent / turn.repeats as f32)
@@ -148,9 +175,16 @@ mod tests {
         let ms = chip.compare(Load::SUSTAINED);
         assert!(ms.iter().zip(ways).all(|(ms, (full, _))| (ms / full - 1.0).abs() < 1e-3), "{ms:?}");
         let seen: Vec<usize> = chip.turns.iter().map(|turn| turn.way).collect();
-        assert_eq!(seen[seen.len() - 12..], [0, 2, 4, 5, 5, 4, 2, 0, 0, 2, 4, 5], "to and fro");
+        assert_eq!(seen, [0, 2, 4, 5]);
         // as many runs as fill the milliseconds
-        assert!(chip.turns.iter().all(|turn| (9..=10).contains(&turn.repeats) && turn.skip == 6));
+        assert!(
+            chip.turns.iter().all(|turn| (37..=40).contains(&turn.repeats) && (75..=80).contains(&turn.skip))
+        );
+        let brief = Load { rounds: 3, ..Load::SUSTAINED };
+        let mut chip = Chip::new(&ways.map(|(ms, power)| (ms / 10.0, power)));
+        chip.compare(brief);
+        let seen: Vec<usize> = chip.turns.iter().map(|turn| turn.way).collect();
+        assert_eq!(seen, [0, 2, 4, 5, 5, 4, 2, 0, 0, 2, 4, 5], "to and fro");
     }
 
     #[test]
@@ -161,6 +195,22 @@ mod tests {
             assert_eq!(chip.turns.len(), 2 * rounds, "{ms} ms");
             assert!(chip.turns.iter().all(|turn| (turn.skip, turn.repeats) == (0, 1)));
         }
+    }
+
+    #[test]
+    fn a_first_look_is_at_the_clock_of_the_step() {
+        let ways = [(0.5, 1.3), (0.52, 1.3), (0.48, 1.3), (0.55, 1.3)];
+        let mut chip = Chip::new(&ways);
+        let ms = first_look(4, Load::SUSTAINED, 0.4, |turn| chip.run(turn)).unwrap();
+        assert!(ms.iter().zip(ways).all(|(ms, (full, _))| (ms / full / 1.3 - 1.0).abs() < 1e-2), "{ms:?}");
+        let seen: Vec<usize> = chip.turns.iter().map(|turn| turn.way).collect();
+        assert_eq!(seen, [0, 0, 1, 2, 3, 3, 2, 1, 0, 0, 1, 2, 3]);
+        assert_eq!((chip.turns[0].skip, chip.turns[1].repeats), (250, 4));
+
+        let mut chip = Chip::new(&ways);
+        let ms = first_look(4, Load::BRIEF, 0.4, |turn| chip.run(turn)).unwrap();
+        assert!(chip.turns.len() == 4 && ms[0] < 0.52, "at full clock: {ms:?}");
+        assert_eq!(first_look(0, Load::SUSTAINED, 0.4, |turn| chip.run(turn)).unwrap(), Vec::<f32>::new());
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use super::column_sums::{ColumnSums, Step};
 use super::gelu::{gelu_product, partial_bytes};
-use super::load::{Load, Turn, under_load};
+use super::load::{Load, Turn, first_look, under_load};
 use super::problem::{ALIGN, Addresses, Extra, Problem, bytes_of};
 use super::store::{Candidate, ChosenAlgorithm};
 use crate::args::Args;
@@ -23,10 +23,6 @@ const FIRST_ROUND_MS: f64 = 100.0;
 const LEAST_PROPOSALS: f64 = 3.0;
 /// Operations below which the library's first proposal is taken unmeasured: the launch costs more than the product.
 const SMALL: f64 = 1.34e8;
-/// Milliseconds that the first measurement of a proposal should at least cover.
-const LEAST_MS: f64 = 0.25;
-/// Runs of the first measurement of each way to compute the same.
-const FEW: u32 = 5;
 /// Device memory a search leaves free.
 const RESERVE: usize = 256 << 20;
 
@@ -170,7 +166,7 @@ fn candidate(found: &Found, ms: Option<f32>) -> Candidate {
 }
 
 impl Bench<'_> {
-    /// Times all proposals once, the best few again, in turns; fastest first.
+    /// Times all proposals once, the best few again, as a step runs them; fastest first.
     fn race(
         &mut self,
         problem: &Problem,
@@ -178,8 +174,7 @@ impl Bench<'_> {
         found: &[Found],
         arena: &Arena,
     ) -> Result<Vec<Candidate>> {
-        let repeats = (LEAST_MS / guess_ms(problem)).ceil().clamp(1.0, 20.0) as u32;
-        let (mut started, mut full) = (Vec::new(), Vec::new());
+        let mut started = Vec::new();
         for found in found {
             let at = operands(problem, found.workspace, arena);
             let run = || product.enqueue(&found.algo, &at, self.stream);
@@ -189,13 +184,14 @@ impl Bench<'_> {
                 continue;
             }
             started.push(found);
-            full.push(mean_ms(self.stream, 0, repeats, run)?);
         }
-        // At full clock: at that of a step good algorithms differ by less than what can be measured (docs/log.md).
-        let ms = under_load(&full, Load::BRIEF, |Turn { way, skip, repeats }| {
+        let time = |Turn { way, skip, repeats }: Turn| {
             let at = operands(problem, started[way].workspace, arena);
             mean_ms(self.stream, skip, repeats, || product.enqueue(&started[way].algo, &at, self.stream))
-        })?;
+        };
+        let load = Load::of(problem.flops());
+        let full = first_look(started.len(), load, guess_ms(problem), time)?;
+        let ms = under_load(&full, load, time)?;
         let mut all: Vec<Candidate> =
             started.into_iter().zip(ms).map(|(found, ms)| candidate(found, Some(ms))).collect();
         all.sort_by(|a, b| a.ms.unwrap_or(0.0).total_cmp(&b.ms.unwrap_or(0.0)));
@@ -241,11 +237,13 @@ impl Bench<'_> {
             let run = || ways[way].1.iter_mut().try_for_each(|work| work.enqueue(self.stream));
             mean_ms(self.stream, skip, repeats, run)
         };
-        let mut full = Vec::new();
-        for way in 0..ways.len() {
-            full.push(time(&mut ways, Turn { way, skip: 1, repeats: FEW })?);
+        let count = ways.len();
+        for way in 0..count {
+            time(&mut ways, Turn { way, skip: 1, repeats: 1 })?; // loads kernels
         }
-        let ms = under_load(&full, Load::of(problem.flops()), |turn| time(&mut ways, turn))?;
+        let load = Load::of(problem.flops());
+        let full = first_look(count, load, guess_ms(problem), |turn| time(&mut ways, turn))?;
+        let ms = under_load(&full, load, |turn| time(&mut ways, turn))?;
         for ((way, _), ms) in ways.iter().zip(ms) {
             match way {
                 Way::Library => choice.best.ms = Some(ms),

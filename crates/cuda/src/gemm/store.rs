@@ -45,6 +45,9 @@ pub(crate) enum Fastest {
     Own,
 }
 
+/// What is faster than this share of another time is faster.
+const CLEARLY: f32 = 0.985;
+
 impl ChosenAlgorithm {
     /// How long the ways to compute it took, in words.
     pub fn compared(&self) -> String {
@@ -54,13 +57,14 @@ impl ChosenAlgorithm {
         format!("; compared: {}", timed.collect::<Vec<_>>().join(", "))
     }
 
-    /// What was the fastest; our own kernel only where it may be taken. The library, unless the others were measured.
+    /// What was the fastest; our own kernel only where it may be taken. The library, unless the others were measured and are faster by
+    /// more than what two measurements differ.
     pub fn fastest(&self, own: bool) -> Fastest {
         let others = [(self.rival_ms, Fastest::Apart), (self.own_ms.filter(|_| own), Fastest::Own)];
         let measured = others.into_iter().filter_map(|(ms, way)| Some((ms?, way)));
         let best = measured.min_by(|a, b| a.0.total_cmp(&b.0));
         match (self.best.ms, best) {
-            (Some(library), Some((ms, way))) if ms < library => way,
+            (Some(library), Some((ms, way))) if ms < CLEARLY * library => way,
             _ => Fastest::Library,
         }
     }
