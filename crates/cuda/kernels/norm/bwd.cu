@@ -63,8 +63,9 @@ static_assert(columns_per_lane(GROUP) <= MOST, "WARPS is too small for WIDTH");
 constexpr int STRIDE = GROUP * WARP;
 constexpr int PER_LANE = (VECS + STRIDE - 1) / STRIDE;
 constexpr bool FULL = VECS % STRIDE == 0;
-// The next row is fetched while this one is processed, where registers allow.
+// The next row is fetched while this one is processed, where registers allow; with what it is added to, where a lane has few columns.
 constexpr bool AHEAD = sizeof(ACT) == 2;
+constexpr bool ALL_AHEAD = AHEAD && PER_LANE <= 2;
 
 // The weights of a vector's columns, as they are in memory.
 struct alignas(N * sizeof(WEIGHT) >= 16 ? 16 : 8) Packed {
@@ -74,9 +75,18 @@ struct alignas(N * sizeof(WEIGHT) >= 16 ? 16 : 8) Packed {
 struct Row {
     Vec<ACT> x[PER_LANE];
     Vec<ACT> d[PER_LANE];
+    Vec<ACT> old[PER_LANE];
     float mean;
     float rstd;
 };
+
+// What the gradient of a row is added to.
+DEVICE void fetch_old(Row& r, const Backward& p, u32 row, int first) {
+    if (!p.adds) return;
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++)
+        if (FULL || first + i * STRIDE < VECS) r.old[i] = load(p.d_inp + (u64)row * WIDTH + (first + i * STRIDE) * N);
+}
 
 DEVICE void fetch(Row& r, const Backward& p, u32 row, int first) {
     const u64 start = (u64)row * WIDTH;
@@ -90,6 +100,7 @@ DEVICE void fetch(Row& r, const Backward& p, u32 row, int first) {
             r.d[i] = load(p.d_out + start + v * N);
         }
     }
+    if (ALL_AHEAD) fetch_old(r, p, row, first);
 }
 
 // What the warps of a row exchange.
@@ -133,12 +144,7 @@ DEVICE void differentiate(const Backward& p) {
     for (int turn = 0; row < p.rows; row += step, turn ^= 1) {
         const u64 start = (u64)row * WIDTH;
         if (!AHEAD) fetch(now, p, row, first);
-        Vec<ACT> old[PER_LANE];
-        if (p.adds) {
-#pragma unroll
-            for (int i = 0; i < PER_LANE; i++)
-                if (FULL || first + i * STRIDE < VECS) old[i] = load(p.d_inp + start + (first + i * STRIDE) * N);
-        }
+        if (!ALL_AHEAD) fetch_old(now, p, row, first);
         if (AHEAD && row + step < p.rows) fetch(next, p, row + step, first);
         float dot = 0.0f, sum = 0.0f;
 #pragma unroll
@@ -172,7 +178,7 @@ DEVICE void differentiate(const Backward& p) {
             for (int k = 0; k < N; k++) {
                 const float x = normal(to_float(now.x[i].at[k]), now.mean, now.rstd);
                 y[k] = gradient(to_float(now.d[i].at[k]) * gain(to_float(w[i].at[k])), x, dot, sum, now.rstd);
-                if (p.adds) y[k] += to_float(old[i].at[k]);
+                if (p.adds) y[k] += to_float(now.old[i].at[k]);
             }
             Vec<ACT> out;
             round_to(out, y);
