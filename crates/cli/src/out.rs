@@ -3,6 +3,7 @@
 //! A report goes to standard output with `--json -`; what is written for people then goes to standard error.
 
 use anyhow::{Context, Result};
+use ironhorse::core::NOTICE;
 use ironhorse::train::Error;
 use ironhorse::train::format::atomic::{self, AtomicFile};
 use serde::Serialize;
@@ -154,9 +155,11 @@ pub fn notes_to<T>(tell: Tell, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Shows on standard error what the engines log: warnings always, choices with `-v`, every step with `-vv`.
+/// Shows on standard error what the engines log: warnings always, and what lets a command wait; choices with `-v`, every step with
+/// `-vv`.
 pub fn log_level(verbose: u8) {
-    use tracing_subscriber::filter::LevelFilter;
+    use tracing_subscriber::filter::{LevelFilter, Targets};
+    use tracing_subscriber::prelude::*;
     let level = match verbose {
         0 => LevelFilter::WARN,
         1 => LevelFilter::INFO,
@@ -165,10 +168,12 @@ pub fn log_level(verbose: u8) {
     VERBOSE.store(verbose > 0, Ordering::Relaxed);
     // a second subscriber is refused, which only a test could try
     let _ = tracing_subscriber::fmt()
-        .with_max_level(level)
+        .with_max_level(level.max(LevelFilter::INFO))
         .with_writer(io::stderr)
         .with_target(false)
         .without_time()
+        .finish()
+        .with(Targets::new().with_default(level).with_target(NOTICE, LevelFilter::INFO))
         .try_init();
 }
 

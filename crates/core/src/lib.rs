@@ -36,6 +36,9 @@ mod shape;
 mod slot;
 mod widen;
 
+/// The `tracing` target of what a person who waits should read, also where only warnings are shown otherwise.
+pub const NOTICE: &str = "ironhorse::notice";
+
 pub use builder::Builder;
 pub use device::{DeviceDescription, Limit, Limits, MemoryUse};
 pub use dropout::{DropMask, DropRate, DropRow, DropSite};

@@ -27,6 +27,7 @@ use crate::ffi::cublaslt::Algo;
 use crate::launch::LibraryCall;
 use crate::{Cache, Result};
 use gelu::Wish;
+use ironhorse_core::NOTICE;
 use search::{By, Others};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Once};
@@ -178,6 +179,9 @@ impl Gemms {
     ) -> Result<Option<ChosenAlgorithm>> {
         let start = std::time::Instant::now();
         let by = if self.cache.keeps() { By::Time } else { By::Order };
+        if by == By::Time && search::takes_long(problem) {
+            say_that_it_takes_long();
+        }
         let Some(mut choice) = search::search(bench, &self.handle, problem, at, by)? else {
             tracing::debug!("{problem}: cuBLASLt has no algorithm");
             return Ok(None);
@@ -236,6 +240,13 @@ fn is_stored(problem: &Problem, choice: &ChosenAlgorithm) -> bool {
 }
 
 /// Logs once that algorithms are not timed.
+fn say_that_it_takes_long() {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        tracing::info!(target: NOTICE, "finding the fastest matrix products for these sizes: about 10 seconds, once");
+    });
+}
+
 fn warn_unkept() {
     static WARNED: Once = Once::new();
     WARNED.call_once(|| {

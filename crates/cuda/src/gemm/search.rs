@@ -112,6 +112,11 @@ pub(crate) enum By {
     Order,
 }
 
+/// Whether a search times products for so long that it should be said.
+pub(crate) fn takes_long(problem: &Problem) -> bool {
+    Load::of(problem.flops()) == Load::SUSTAINED
+}
+
 /// An algorithm for a product; `None` if the library has none. The first proposal, unmeasured, where measuring is not worth
 /// it or memory is short.
 pub(crate) fn search(
