@@ -1,7 +1,7 @@
 //! The ops of a mixture of experts: products in GFLOP/s beside one dense product of the same work, the others in GB/s
 //! beside a copy; then its other layers.
 //!
-//!     cargo bench -p ironhorse-cpu --bench experts -- [threads]
+//!     cargo bench -p ironhorse-cpu --bench experts -- [threads] [bf16]
 //!     ONLY="64 experts" cargo bench -p ironhorse-cpu --bench experts    sizes whose names have these words
 
 mod frame;

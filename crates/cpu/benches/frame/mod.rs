@@ -2,8 +2,8 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 use ironhorse_core::op::Op;
-use ironhorse_core::{Builder, DType, Engine, EngineExt, Program, Scalars, Slot};
-use ironhorse_cpu::CpuEngine;
+use ironhorse_core::{Builder, DType, Engine, EngineExt, Operands, Program, Scalars, Slot};
+use ironhorse_cpu::{CpuEngine, CpuSettings};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -53,17 +53,19 @@ impl Ops {
 const ROUNDS: usize = 5;
 
 /// Times the ops of every size whose name has the words of the variable ONLY. The first number among the arguments is that of the
-/// threads, otherwise there is one for each core. Each op is run for `seconds`, at most `most` times.
+/// threads, otherwise there is one for each core; with `bf16` among them products round their operands. Each op is run for `seconds`, at
+/// most `most` times.
 pub fn run<S: std::fmt::Debug + Copy>(
     sizes: &[(&str, S)],
     program: impl Fn(S) -> Timed,
     (seconds, most): (f64, usize),
 ) {
     let threads = std::env::args().skip(1).find_map(|word| word.parse().ok()).unwrap_or(0);
+    let operands = if std::env::args().any(|word| word == "bf16") { Operands::Bf16 } else { Operands::F32 };
     let only = std::env::var("ONLY").unwrap_or_default();
     for &(name, size) in sizes.iter().filter(|(name, _)| name.contains(&only)) {
         let Timed { program, given, parts } = program(size);
-        let mut engine = CpuEngine::new(threads);
+        let mut engine = CpuEngine::with(CpuSettings { threads, operands });
         engine.reserve(program.layout()).unwrap();
         for slot in given {
             let value = |i: usize| ((i * 7919 + i / 977) % 1000) as f32 / 500.0 - 1.0;

@@ -32,6 +32,7 @@ mod queries;
 mod rounded;
 #[cfg(test)]
 mod rows_tests;
+mod sliced;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
@@ -281,24 +282,27 @@ pub unsafe fn gemm(team: &Team, ws: &mut Workspace, isa: Isa, g: &Gemm<'_>) -> R
         // SAFETY: guaranteed by the caller; `fits` was asked.
         return unsafe { gemv::gemv(team, isa, g) };
     }
-    if g.is_rounded() {
-        // SAFETY: guaranteed by the caller; m, n and k are not zero.
-        return unsafe { plan::Plan::new(g, rounding_kernels(isa), team.threads()).run(team, ws) };
-    }
     // With an epilogue every block would be read and written once more: GPT-2's forward products took a fifth longer.
-    if blocks::fits(g) && g.epilogue.is_none() {
+    let is_blocks = !g.is_rounded() && blocks::fits(g) && g.epilogue.is_none();
+    if is_blocks || sliced::Sliced::new(g, isa).is_some() {
         let product = |_| g.without_epilogue();
         let group = Group::new(1, [g.m, g.n, g.k], &product);
         // SAFETY: guaranteed by the caller.
         return unsafe { gemm_grouped(team, ws, isa, &group) };
     }
+    if g.is_rounded() {
+        // SAFETY: guaranteed by the caller; m, n and k are not zero.
+        return unsafe { plan::Plan::new(g, rounding_kernels(isa), team.threads()).run(team, ws) };
+    }
     // SAFETY: guaranteed by the caller; m, n and k are not zero.
     unsafe { plan::Plan::new(g, kernels(isa), team.threads()).run(team, ws) }
 }
 
-/// Whether [`gemm`] computes whole rows of c at a time, which a [`Group`] of this product alone can finish while they are in a cache.
-pub fn finishes_rows(g: &Gemm<'_>) -> bool {
-    g.rows == Rows::Fastest && !g.is_rounded() && g.epilogue.is_none() && blocks::packs(g)
+/// Whether [`gemm`] computes whole rows of c at a time with so many threads, which a [`Group`] of this product alone can finish while they
+/// are in a cache.
+pub fn finishes_rows(g: &Gemm<'_>, isa: Isa, threads: usize) -> bool {
+    let whole = if g.is_rounded() { grouped::plans_rows(g, isa, threads) } else { blocks::packs(g) };
+    g.rows == Rows::Fastest && g.epilogue.is_none() && whole
 }
 
 /// Computes `g` on the calling thread, an element of c at a time as it were: rows of a and columns of b are contiguous, k is not 0, and the

@@ -40,7 +40,7 @@ pub(super) fn fits(g: &Gemm<'_>) -> bool {
 pub(super) const SCRATCH: usize = MOST * NARROW;
 
 /// The wide matrix, transposed, the narrow one, and whether the result is transposed.
-fn sides(g: &Gemm<'_>) -> (MatRef, MatRef, bool) {
+pub(super) fn sides(g: &Gemm<'_>) -> (MatRef, MatRef, bool) {
     if g.n > g.m { (g.b.transposed(), g.a.transposed(), true) } else { (g.a, g.b, false) }
 }
 

@@ -159,12 +159,8 @@ impl<'a> Plan<'a> {
     /// # Safety
     /// As [`gemm`](super::gemm); m, n and k are not zero.
     pub(super) unsafe fn run(&self, team: &Team, ws: &mut Workspace) -> Result<(), TaskPanic> {
-        let slices = self.g.k.div_ceil(self.kc);
-        let room = self.kernels.room(self.kc);
-        let shared_slice = self.shared.panels() * self.shared.width * room;
-        let block = self.block * self.streamed.width * room;
-        let fetches = self.streamed.fetches(self.block, self.kc) + 2 * self.kernels.fetches(self.kc).max(1);
-        ws.reserve(self.phase.min(slices) * shared_slice, self.threads, (block, fetches));
+        let slices = self.slices();
+        ws.reserve(self.phase.min(slices) * self.shared_slice(), self.threads, self.scratch());
         // Each address is used by one worker at a time (its number), the shared one is written to in disjoint parts.
         let packed = SharedPtr(ws.shared.as_mut_ptr());
         let workers = SharedPtr(ws.workers.as_mut_ptr());
@@ -172,18 +168,51 @@ impl<'a> Plan<'a> {
         while first < slices {
             let phase = first..slices.min(first + self.phase);
             // SAFETY: `packed` holds `phase` slices; the tasks write disjoint panels.
-            unsafe { self.pack_shared(team, packed, &phase) }?;
-            let blocks = self.streamed.panels().div_ceil(self.block);
-            let parts = self.shared.panels().div_ceil(self.part);
-            team.run(blocks * parts, &|task, worker| {
+            team.run(self.packings(), &|task, _| unsafe { self.pack_shared(task, { packed }.0, &phase) })?;
+            team.run(self.tasks(), &|task, worker| {
                 // SAFETY: worker < threads buffers were reserved and no other task has this worker number.
                 let scratch = unsafe { &mut *{ workers }.0.add(worker) };
                 // SAFETY: the phase is packed; tasks have disjoint regions of c.
-                unsafe { self.task((task / parts, task % parts), &phase, { packed }.0, scratch, worker) };
+                unsafe { self.task(task, &phase, { packed }.0, scratch, worker) };
             })?;
             first = phase.end;
         }
         Ok(())
+    }
+
+    pub(super) fn slices(&self) -> usize {
+        self.g.k.div_ceil(self.kc)
+    }
+
+    /// Floats of a slice of the shared operand, packed.
+    fn shared_slice(&self) -> usize {
+        self.shared.panels() * self.shared.width * self.kernels.room(self.kc)
+    }
+
+    /// Floats of all of the shared operand, if it is packed at once.
+    pub(super) fn shared_len(&self) -> Option<usize> {
+        let slices = self.slices();
+        (slices <= self.phase).then(|| slices * self.shared_slice())
+    }
+
+    /// Floats of a block of the streamed operand, and addresses to fetch, that a worker needs.
+    pub(super) fn scratch(&self) -> (usize, usize) {
+        let fetches = self.streamed.fetches(self.block, self.kc) + 2 * self.kernels.fetches(self.kc).max(1);
+        (self.block * self.streamed.width * self.kernels.room(self.kc), fetches)
+    }
+
+    /// Whether a task computes whole rows of c.
+    pub(super) fn has_whole_rows(&self) -> bool {
+        !self.stream_b && self.part >= self.shared.panels()
+    }
+
+    /// Tasks of a phase.
+    pub(super) fn tasks(&self) -> usize {
+        self.streamed.panels().div_ceil(self.block) * self.parts()
+    }
+
+    fn parts(&self) -> usize {
+        self.shared.panels().div_ceil(self.part)
     }
 
     fn steps(&self, slice: usize) -> Range<usize> {
@@ -196,42 +225,46 @@ impl<'a> Plan<'a> {
         (slice * self.shared.panels() * room(self.kc) + panel * room(steps)) * self.shared.width
     }
 
-    /// # Safety
-    /// `packed` is good for the slices of `phase`.
-    unsafe fn pack_shared(
-        &self,
-        team: &Team,
-        packed: SharedPtr<*mut f32>,
-        phase: &Range<usize>,
-    ) -> Result<(), TaskPanic> {
-        let panels = self.shared.panels();
-        let group = panels.div_ceil(4 * self.threads);
-        let groups = panels.div_ceil(group);
-        team.run(groups, &|task, _| {
-            // Panel by panel over all slices, so that each source row is read contiguously.
-            for panel in task * group..panels.min((task + 1) * group) {
-                for slice in phase.clone() {
-                    let steps = self.steps(slice);
-                    // SAFETY: this panel of this slice is inside `packed` and is no other task's.
-                    unsafe {
-                        let dst = { packed }.0.add(self.shared_at(slice - phase.start, panel, steps.len()));
-                        self.shared.pack(&(panel..panel + 1), &steps, dst);
-                    }
-                }
-            }
-        })
+    /// Panels of the shared operand that one task packs.
+    fn packed_together(&self) -> usize {
+        self.shared.panels().div_ceil(4 * self.threads)
+    }
+
+    /// Tasks of packing the shared operand.
+    pub(super) fn packings(&self) -> usize {
+        self.shared.panels().div_ceil(self.packed_together())
     }
 
     /// # Safety
-    /// `packed` holds the phase, no other task has this block and part, `scratch` holds a block.
-    unsafe fn task(
+    /// `packed` is good for the slices of `phase`; `task` is below [`Plan::packings`], and no other call has it.
+    pub(super) unsafe fn pack_shared(&self, task: usize, packed: *mut f32, phase: &Range<usize>) {
+        let (panels, group) = (self.shared.panels(), self.packed_together());
+        // Panel by panel over all slices, so that each source row is read contiguously.
+        for panel in task * group..panels.min((task + 1) * group) {
+            for slice in phase.clone() {
+                let steps = self.steps(slice);
+                // SAFETY: this panel of this slice is inside `packed` and is no other task's.
+                unsafe {
+                    let dst = packed.add(self.shared_at(slice - phase.start, panel, steps.len()));
+                    self.shared.pack(&(panel..panel + 1), &steps, dst);
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// `packed` holds the phase, `task` is below [`Plan::tasks`] and no other call has it, `scratch` is as [`Plan::scratch`] says.
+    ///
+    /// Returns the rows of c that it computed, or a part of them.
+    pub(super) unsafe fn task(
         &self,
-        (block, part): (usize, usize),
+        task: usize,
         phase: &Range<usize>,
         packed: *const f32,
         scratch: &mut WorkerScratch,
         worker: usize,
-    ) {
+    ) -> Range<usize> {
+        let (block, part) = (task / self.parts(), task % self.parts());
         let cut = |n: usize, size: usize, panels: usize| n * size..panels.min((n + 1) * size);
         let mine = cut(block, self.block, self.streamed.panels());
         let part = cut(part, self.part, self.shared.panels());
@@ -272,11 +305,12 @@ impl<'a> Plan<'a> {
             // SAFETY: as above.
             unsafe { leave() };
         }
+        let (mine, part) = (self.streamed.vectors(&mine), self.shared.vectors(&part));
+        let (rows, columns) = if self.stream_b { (part, mine) } else { (mine, part) };
         if self.steps(phase.end - 1).end == self.g.k {
-            let (mine, part) = (self.streamed.vectors(&mine), self.shared.vectors(&part));
-            let (rows, columns) = if self.stream_b { (part, mine) } else { (mine, part) };
-            self.g.finish(rows, columns, worker);
+            self.g.finish(rows.clone(), columns, worker);
         }
+        rows
     }
 
     /// What this worker will pack next: the next slice of its block, or the first of the block it is likely to get.

@@ -267,10 +267,44 @@ unsafe fn pack_a(p: &Packing) {
 /// As [`pack_a`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn pack_b(p: &Packing) {
+    if p.s_w == 1 {
+        // SAFETY: guaranteed by the caller.
+        return unsafe { pack_rows(p) };
+    }
     tiles(p, |source, at| {
         // SAFETY: guaranteed by the caller.
         unsafe { store(at, if source.s_k == 1 { transpose_dwords(rows(source)) } else { pairs(source) }) };
     });
+}
+
+/// [`pack_b`] of vectors that are neighbours in memory: step after step over all of them, because memory is fastest read in order.
+///
+/// # Safety
+/// As [`pack_a`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+unsafe fn pack_rows(p: &Packing) {
+    let &Packing { src, s_k, count, k, dst, .. } = p;
+    let (panel, turns) = (SIDE * KERNELS.room(k), in_turns());
+    for step in (0..k.next_multiple_of(SIDE)).step_by(2) {
+        let row = src.wrapping_add(step * s_k);
+        let to = dst.wrapping_add(step / SIDE * 2 * TILE + step % SIDE / 2 * ROWS);
+        // Steps beyond the end are zero.
+        let masks = |column: usize| {
+            let mask = first(count.saturating_sub(column));
+            [if step < k { mask } else { 0 }, if step + 1 < k { mask } else { 0 }]
+        };
+        for column in (0..count.next_multiple_of(SIDE)).step_by(ROWS) {
+            let ([even, odd], at) = (masks(column), row.wrapping_add(column));
+            // SAFETY: masked to the vectors and steps that are there; a row of a tile is inside its panel.
+            unsafe {
+                let x = _mm512_maskz_loadu_ps(even, at);
+                let y = _mm512_maskz_loadu_ps(odd, at.wrapping_add(s_k));
+                let both = _mm512_permutexvar_epi16(turns, bits(_mm512_cvtne2ps_pbh(y, x)));
+                let to = to.add(column / SIDE * panel + column % SIDE / ROWS * TILE);
+                _mm512_storeu_si512(to.cast(), both);
+            }
+        }
+    }
 }
 
 /// # Safety
@@ -343,17 +377,23 @@ unsafe fn pairs(source: Source) -> [__m512i; ROWS] {
             unsafe { _mm512_loadu_ps(values.as_ptr()) }
         }
     };
-    // 16 elements of one step, then 16 of the next: one of each in turns.
-    let turns = _mm512_set_epi16(
-        31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18,
-        2, 17, 1, 16, 0,
-    );
+    let turns = in_turns();
     let mut rows = [_mm512_setzero_si512(); ROWS];
     for (i, row) in rows.iter_mut().enumerate() {
         let both = bits(_mm512_cvtne2ps_pbh(read(2 * i + 1), read(2 * i)));
         *row = _mm512_permutexvar_epi16(turns, both);
     }
     rows
+}
+
+/// Of 16 elements of one step and then 16 of the next, one of each in turns.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn in_turns() -> __m512i {
+    _mm512_set_epi16(
+        31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18,
+        2, 17, 1, 16, 0,
+    )
 }
 
 #[inline]

@@ -64,12 +64,14 @@ pub fn grouped_linear_fwd(ctx: &mut Ctx<'_>, op: &GroupedLinearFwd) -> Result<()
     let (out, inp, weight) = (ctx.f32(op.out)?, ctx.f32(op.inp)?, ctx.f32(op.weight)?);
     let (ic, oc) = (op.inp.shape.cols(), op.out.shape.cols());
     let groups = Groups::new(ctx, op.offsets, op.inp.shape.rows())?;
-    let apart = ctx.apart;
+    let (apart, operands) = (ctx.apart, ctx.operands);
     let product = |expert: usize| {
         let rows = groups.rows(expert);
         let b = rows_from(weight, expert * oc, ic).transposed();
         let c = writable(rows_from(out, rows.start, oc));
-        Gemm::new((rows.len(), oc, ic), rows_from(inp, rows.start, ic), b, c).rows_apart(apart)
+        Gemm::new((rows.len(), oc, ic), rows_from(inp, rows.start, ic), b, c)
+            .rows_apart(apart)
+            .operands(operands)
     };
     let most = [op.inp.shape.rows(), oc, ic];
     let Some(act) = op.act else {
@@ -98,11 +100,12 @@ pub fn grouped_linear_bwd_input(
     let (d_inp, d_out, weight) = (ctx.f32(op.d_inp)?, ctx.f32(op.d_out)?, ctx.f32(op.weight)?);
     let (ic, oc) = (op.d_inp.shape.cols(), op.d_out.shape.cols());
     let groups = Groups::new(ctx, op.offsets, op.d_inp.shape.rows())?;
+    let operands = ctx.operands;
     let product = |expert: usize| {
         let rows = groups.rows(expert);
         let b = rows_from(weight, expert * oc, ic);
         let c = writable(rows_from(d_inp, rows.start, ic));
-        Gemm::new((rows.len(), ic, oc), rows_from(d_out, rows.start, oc), b, c)
+        Gemm::new((rows.len(), ic, oc), rows_from(d_out, rows.start, oc), b, c).operands(operands)
     };
     let most = [op.d_inp.shape.rows(), ic, oc];
     let Some(then) = then else {
@@ -126,12 +129,12 @@ pub fn grouped_linear_bwd_weight(ctx: &mut Ctx<'_>, op: &GroupedLinearBwdWeight)
     let (ic, oc) = (op.inp.shape.cols(), op.d_out.shape.cols());
     let groups = Groups::new(ctx, op.offsets, op.inp.shape.rows())?;
     let adds = op.accum.adds(ctx.scalars.added());
-    let beta = if adds { Beta::Accumulate } else { Beta::Overwrite };
+    let (beta, operands) = (if adds { Beta::Accumulate } else { Beta::Overwrite }, ctx.operands);
     let product = |expert: usize| {
         let rows = groups.rows(expert);
         let a = rows_from(d_out, rows.start, oc).transposed();
         let c = writable(rows_from(d_weight, expert * oc, ic));
-        Gemm::new((oc, ic, rows.len()), a, rows_from(inp, rows.start, ic), c).beta(beta)
+        Gemm::new((oc, ic, rows.len()), a, rows_from(inp, rows.start, ic), c).beta(beta).operands(operands)
     };
     let most = [oc, ic, op.inp.shape.rows()];
     // SAFETY: as in `grouped_linear_fwd`; every expert has a weight of its own.

@@ -68,7 +68,7 @@ pub fn linear_then_loss(ctx: &mut Ctx<'_>, op: &LinearFwd, loss: &CrossEntropy) 
             (rows_of(inp, ic), rows_of(weight, ic).transposed(), MatMut { ptr: out.ptr(), rs: oc });
         Gemm::new((rows, oc, ic), a, b, c).rows_as_many(apart).operands(operands)
     };
-    if kept.is_some() || !finishes_rows(&product(0)) {
+    if kept.is_some() || !finishes_rows(&product(0), ctx.isa, ctx.team.threads()) {
         return Ok(false);
     }
     let losses = LossRows::new(ctx, loss)?;
