@@ -205,6 +205,7 @@ impl Gemms {
         if others.plain.is_some() || others.own {
             bench.contest(&self.handle, problem, at, &mut choice, &others)?;
             compared = choice.compared();
+            choice.settle();
         }
         tracing::info!(
             "{problem}: {:.0} TFLOP/s ({ms:.4} ms), {gain:.1} % faster than the first proposal{compared}; searched in {:?}",
@@ -239,14 +240,15 @@ fn is_stored(problem: &Problem, choice: &ChosenAlgorithm) -> bool {
     choice.best.ms.is_some() || problem.flops() >= STORED
 }
 
-/// Logs once that algorithms are not timed.
+/// Says once why the first start with these sizes takes longer.
 fn say_that_it_takes_long() {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
-        tracing::info!(target: NOTICE, "finding the fastest matrix products for these sizes: about 10 seconds, once");
+        tracing::info!(target: NOTICE, "finding the fastest matrix products for these sizes: some seconds, once");
     });
 }
 
+/// Warns once that algorithms are not timed.
 fn warn_unkept() {
     static WARNED: Once = Once::new();
     WARNED.call_once(|| {

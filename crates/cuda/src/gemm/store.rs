@@ -45,7 +45,7 @@ pub(crate) enum Fastest {
     Own,
 }
 
-/// What is faster than this share of another time is faster.
+/// Another way is taken where it needs less than this share of the library's time: two measurements differ by more than nothing.
 const CLEARLY: f32 = 0.985;
 
 impl ChosenAlgorithm {
@@ -57,14 +57,22 @@ impl ChosenAlgorithm {
         format!("; compared: {}", timed.collect::<Vec<_>>().join(", "))
     }
 
-    /// What was the fastest; our own kernel only where it may be taken. The library, unless the others were measured and are faster by
-    /// more than what two measurements differ.
+    /// Forgets the times of ways that are not clearly faster than the library's. A choice that was made stays what it was, so this is not
+    /// done when it is read.
+    pub fn settle(&mut self) {
+        let most = self.best.ms.map_or(f32::INFINITY, |library| CLEARLY * library);
+        for ms in [&mut self.rival_ms, &mut self.own_ms] {
+            *ms = ms.filter(|ms| *ms < most);
+        }
+    }
+
+    /// What was the fastest; our own kernel only where it may be taken. The library, unless the others were measured.
     pub fn fastest(&self, own: bool) -> Fastest {
         let others = [(self.rival_ms, Fastest::Apart), (self.own_ms.filter(|_| own), Fastest::Own)];
         let measured = others.into_iter().filter_map(|(ms, way)| Some((ms?, way)));
         let best = measured.min_by(|a, b| a.0.total_cmp(&b.0));
         match (self.best.ms, best) {
-            (Some(library), Some((ms, way))) if ms < CLEARLY * library => way,
+            (Some(library), Some((ms, way))) if ms < library => way,
             _ => Fastest::Library,
         }
     }
@@ -242,6 +250,28 @@ mod tests {
         bytes[20] ^= 1;
         std::fs::write(&path, bytes).unwrap();
         assert_eq!(here.read(&cache, &problem()), None);
+    }
+
+    #[test]
+    fn another_way_has_to_be_clearly_faster_when_it_is_chosen() {
+        let timed = |rival, own| ChosenAlgorithm {
+            best: Candidate { ms: Some(1.0), ..choice().best },
+            rival_ms: Some(rival),
+            own_ms: Some(own),
+            ..choice()
+        };
+        for (rival, own, way) in [
+            (0.99, 0.99, Fastest::Library),
+            (0.98, 0.99, Fastest::Apart),
+            (0.99, 0.98, Fastest::Own),
+            (0.97, 0.98, Fastest::Apart),
+        ] {
+            let mut made = timed(rival, own);
+            // a choice that is read is taken as it is
+            assert_ne!(made.fastest(true), Fastest::Library, "{rival} {own}");
+            made.settle();
+            assert_eq!(made.fastest(true), way, "{rival} {own}");
+        }
     }
 
     #[test]

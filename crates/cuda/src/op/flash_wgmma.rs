@@ -78,6 +78,11 @@ impl Sizes {
         self.batch * self.kv_heads * parts
     }
 
+    /// Bytes of the sums of a head of queries.
+    fn head_sums(&self) -> usize {
+        self.seq * HEAD_DIM * size_of::<f32>()
+    }
+
     /// Tiles of keys, or of queries, of a sequence.
     fn tiles(&self) -> usize {
         self.seq / TILE
@@ -106,6 +111,12 @@ impl Sizes {
             }
             at
         };
+        // Two blocks with parts of a unit have sums of their own for it. Where that is too much memory, units stay whole.
+        let share = self.batch * self.heads / units;
+        if 2 * blocks * share * self.head_sums() > MOST_SUMS {
+            let at = (0..=blocks).map(|block| (units * block / blocks * tiles) as u32).collect();
+            return Cuts { at, most: units.div_ceil(blocks) * self.pairs() };
+        }
         let (mut most, mut too_few) = (units.div_ceil(blocks) * self.pairs(), self.pairs() - 1);
         while most - too_few > 1 {
             let middle = usize::midpoint(most, too_few);
@@ -134,7 +145,7 @@ impl Sizes {
     /// Bytes of the sums of `d_q`: for each block, those of the heads of queries of a unit, and of another one where units are handed on.
     /// Then those of `d_k` and `d_v`, of each unit, where heads of keys are divided.
     fn sums_bytes(&self, parts: usize, sms: usize) -> [usize; 2] {
-        let (units, head) = (self.units(parts), self.seq * HEAD_DIM * size_of::<f32>());
+        let (units, head) = (self.units(parts), self.head_sums());
         let cuts = self.cuts(units, sms);
         let each = if cuts.within_units(self.tiles()) { 2 } else { 1 };
         let queries = cuts.blocks() * each * (self.heads / (self.kv_heads * parts)) * head;
@@ -307,6 +318,15 @@ mod tests {
         assert_eq!(sums(1024, 1), [128 << 20, 0], "128 blocks, four heads each");
         assert_eq!(sums(1024, 2), [64 << 20, 128 << 20], "128 blocks, two units of two heads each");
         assert!(sums(8192, 1)[0] <= MOST_SUMS && sums(16384, 1)[0] > MOST_SUMS);
+    }
+
+    #[test]
+    fn units_stay_whole_where_sums_would_take_too_much_memory() {
+        let long = Sizes { batch: 32, seq: 4096, heads: 32, kv_heads: 8 };
+        let cuts = long.cuts(long.units(1), 132);
+        assert!(cuts.blocks() == 132 && !cuts.within_units(long.tiles()));
+        assert_eq!((cuts.at[0], cuts.at[132], cuts.most), (0, 256 * 32, 2 * 528), "two units at most");
+        assert!(long.sums_bytes(1, 132)[0] <= MOST_SUMS && long.fills(256, 132, false));
     }
 
     #[test]
