@@ -242,7 +242,7 @@ impl Engine for CpuEngine {
 
     fn measure(&mut self, limit: Limit) -> Result<f64> {
         Ok(match limit {
-            Limit::Flops(_) => Limits::measure_flops(self.threads()),
+            Limit::Flops(_) => Limits::measure_flops(self.threads(), self.operands),
             Limit::Bandwidth => Limits::measure_bandwidth(self.threads()),
         })
     }

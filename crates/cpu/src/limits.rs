@@ -7,6 +7,7 @@ use crate::math::fma;
 use crate::memory::Span;
 use crate::multiversion;
 use crate::team::Team;
+use ironhorse_core::Operands;
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -22,8 +23,10 @@ const CHAIN_STEPS: usize = 1 << 18;
 /// Floats of each of the two streamed arrays: 256 MiB each, beyond the caches.
 const STREAM: usize = 1 << 26;
 const STREAM_CHUNK: usize = 1 << 16;
-/// Side of the matrix product that backs up the register loop where the compiler spills it.
+/// Side of the matrix product that backs up the register loop where the compiler spills it; and of one of bf16 operands, whose packing takes
+/// the longer the smaller it is.
 const SIDE: usize = 768;
+const ROUNDED_SIDE: usize = if cfg!(debug_assertions) { SIDE } else { 2048 };
 /// The best of this many counts: a limit is what is possible, not what is usual. Figures of a debug build are not for
 /// comparing, and its commands should start soon.
 const REPEATS: usize = if cfg!(debug_assertions) { 1 } else { 8 };
@@ -56,15 +59,17 @@ multiversion! {
 impl Limits {
     /// Takes about a second and half a gigabyte.
     pub fn measure(threads: usize) -> ironhorse_core::Limits {
-        let (flops_per_s, bytes_per_s) = (Self::measure_flops(threads), Self::measure_bandwidth(threads));
+        let flops_per_s = Self::measure_flops(threads, Operands::F32);
+        let bytes_per_s = Self::measure_bandwidth(threads);
         ironhorse_core::Limits { flops_per_s, bytes_per_s }
     }
 
-    /// The arithmetic limit alone; takes little memory. A shared machine is faster at one moment than at another, so
+    /// The arithmetic limit alone, with products of operands that are rounded so; takes little memory. A shared machine is faster at one moment than at another, so
     /// measure before and after what is to be compared, and take the larger.
-    pub fn measure_flops(threads: usize) -> f64 {
+    pub fn measure_flops(threads: usize, operands: Operands) -> f64 {
         let (team, isa) = (Team::new(threads), Isa::detect());
-        register_rate(&team, isa).max(product_rate(&team, isa))
+        let side = if operands == Operands::Bf16 { ROUNDED_SIDE } else { SIDE };
+        register_rate(&team, isa).max(product_rate(&team, isa, operands, side))
     }
 
     /// The limit of the memory alone.
@@ -94,14 +99,16 @@ fn register_rate(team: &Team, isa: Isa) -> f64 {
     })
 }
 
-fn product_rate(team: &Team, isa: Isa) -> f64 {
-    let (a, b, mut c) = (vec![1.0; SIDE * SIDE], vec![1.0; SIDE * SIDE], vec![0.0; SIDE * SIDE]);
+fn product_rate(team: &Team, isa: Isa, operands: Operands, side: usize) -> f64 {
+    // Zeros or ones need less power than numbers do.
+    let numbers = || (0..side * side).map(|i| (i % 251) as f32 / 125.0 - 1.0).collect::<Vec<f32>>();
+    let (a, b, mut c) = (numbers(), numbers(), vec![0.0; side * side]);
     let mut workspace = Workspace::new();
-    let c = MatMut { ptr: c.as_mut_ptr(), rs: SIDE };
-    let [a, b] = [&a, &b].map(|m| MatRef::row_major(m.as_ptr(), SIDE));
-    let product = Gemm::new((SIDE, SIDE, SIDE), a, b, c);
-    best(2.0 * (SIDE as f64).powi(3), REPEATS, || {
-        // SAFETY: the three matrices are SIDE by SIDE and distinct.
+    let c = MatMut { ptr: c.as_mut_ptr(), rs: side };
+    let [a, b] = [&a, &b].map(|m| MatRef::row_major(m.as_ptr(), side));
+    let product = Gemm::new((side, side, side), a, b, c).operands(operands);
+    best(2.0 * (side as f64).powi(3), REPEATS, || {
+        // SAFETY: the three matrices are `side` by `side` and distinct.
         let _ = unsafe { gemm(team, &mut workspace, isa, &product) };
     })
 }

@@ -9,6 +9,7 @@
 //! order  as [`gemm`]: which way a product takes changes no bit, so it may depend on the threads.
 
 use super::blocks::{self, Cut};
+use super::kernel::LINE;
 use super::local::{Beside, pack_right, packed_len};
 use super::plan::{KC, Plan, SharedPtr, reserve_most};
 use super::sliced::{self, Sliced};
@@ -59,7 +60,7 @@ enum Way<'a> {
     Alone,
     /// In blocks. Panels of b that are packed before, and floats of all of them; none if b stays as it is.
     Blocks(Cut, (usize, usize)),
-    /// By the tasks that it has alone.
+    /// By the tasks of a plan of its own.
     Planned(Plan<'a>),
     /// In slices of k, whose sums are added afterwards.
     Sliced(Sliced<'a>),
@@ -88,9 +89,11 @@ impl Way<'_> {
                 blocks: plan.tasks(),
                 ..Ends::default()
             },
-            Self::Sliced(sliced) => {
-                Ends { floats: sliced.sums_len(), blocks: sliced.slices(), ..Ends::default() }
-            }
+            Self::Sliced(sliced) => Ends {
+                floats: sliced.sums_len().next_multiple_of(LINE),
+                blocks: sliced.slices(),
+                ..Ends::default()
+            },
         }
     }
 }
@@ -166,7 +169,10 @@ fn reserve(ws: &mut Workspace, isa: Isa, threads: usize, group: &Group<'_>) {
     if work(most) >= SHARE.saturating_mul(threads) {
         reserve_most(ws, kernels(isa), threads, most);
     }
-    let floats = if (0..count).any(|i| product(i).operands == Operands::Bf16) {
+    // Another call may have rows for every product.
+    let whole = |g: &Gemm<'_>| if g.b.cs != 1 && blocks::fits(g) { packed_len(kernels(isa), g).1 } else { 0 };
+    let mut floats = (0..count).map(|i| whole(&product(i))).sum::<usize>().min(PACKED);
+    if (0..count).any(|i| product(i).operands == Operands::Bf16) {
         let kernels = rounding_kernels(isa);
         reserve_most(ws, kernels, threads, most);
         ws.reserve(0, threads, (sliced::most_scratch([most[0], most[1]], kernels), 0));
@@ -175,14 +181,9 @@ fn reserve(ws: &mut Workspace, isa: Isa, threads: usize, group: &Group<'_>) {
         let slices = steps / KC + count;
         let lesser = most[0].min(most[1]).next_multiple_of(kernels.mr.max(kernels.nr));
         let planned = lesser * (steps + slices * (8 + kernels.unit));
-        planned.max(sliced::most_sums([most[0], most[1]], slices)).min(PLANNED)
-    } else {
-        // Another call may have rows for every product.
-        let whole = |g: &Gemm<'_>| {
-            if g.b.cs != 1 && blocks::fits(g) { packed_len(kernels(isa), g).1 } else { 0 }
-        };
-        (0..count).map(|i| whole(&product(i))).sum::<usize>().min(PACKED)
-    };
+        let sums = sliced::most_sums([most[0], most[1]], slices, kernels);
+        floats += planned.max(sums).min(PLANNED);
+    }
     ws.shared.reserve(floats);
     ws.reserve_local(threads, blocks::scratch_len(most[2]));
 }

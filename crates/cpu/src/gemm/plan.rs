@@ -30,7 +30,7 @@ pub(super) fn slice_of(g: &Gemm<'_>) -> usize {
 
 /// Makes room for any product of at most this size, whatever its sizes turn out to be.
 pub(super) fn reserve_most(ws: &mut Workspace, kernels: &Kernels, threads: usize, [m, n, k]: [usize; 3]) {
-    let kc = k.next_multiple_of(8).min(KC);
+    let kc = kernels.room(k.next_multiple_of(8).min(KC));
     // The lesser side is shared: whole panels of it, one slice at least.
     let shared = (m.min(n) + super::MAX_NR) * kc;
     let vectors = (MAX_BLOCK[1] * kernels.nr).max(MAX_BLOCK[2] * kernels.mr);

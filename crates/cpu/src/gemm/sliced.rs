@@ -5,7 +5,7 @@
 //! order  slices of k as everywhere; in a slice the unit adds two neighbouring products at a time, from zero. Then the slices are added in
 //! order, and their sum to c.
 
-use super::kernel::{Ahead, Kernels, Packing, Tile, rows_apart};
+use super::kernel::{Ahead, Kernels, LINE, Packing, Tile, rows_apart};
 use super::plan::{KC, slice_len};
 use super::{Beta, Gemm, MatRef, narrow, rounding_kernels};
 use crate::isa::Isa;
@@ -25,12 +25,12 @@ fn fits([m, n]: [usize; 2]) -> bool {
 /// Floats that a worker needs, however many steps products of so many rows and columns have.
 pub(super) fn most_scratch(size: [usize; 2], kernels: &Kernels) -> usize {
     let padded = |count: usize| count.next_multiple_of(kernels.mr.max(kernels.nr)) * KC;
-    if fits(size) { size.map(padded).iter().sum() } else { 0 }
+    if fits(size) && kernels.enter.is_some() { size.map(padded).iter().sum() } else { 0 }
 }
 
 /// Floats of the sums of so many slices of them.
-pub(super) fn most_sums(size: [usize; 2], slices: usize) -> usize {
-    if fits(size) { size[0] * size[1] * slices } else { 0 }
+pub(super) fn most_sums(size: [usize; 2], slices: usize, kernels: &Kernels) -> usize {
+    if fits(size) && kernels.enter.is_some() { (size[0] * size[1] + LINE) * slices } else { 0 }
 }
 
 /// A product that is computed so.
@@ -49,7 +49,8 @@ pub(super) struct Sliced<'a> {
 }
 
 impl<'a> Sliced<'a> {
-    /// How a product that rounds its operands is computed so, if it is: that depends on its sizes and strides and on the machine alone.
+    /// How a product that rounds its operands is computed so, if it is: that depends on its sizes, strides and epilogue and on the
+    /// machine alone.
     pub(super) fn new(g: &'a Gemm<'a>, isa: Isa) -> Option<Self> {
         if !g.is_rounded() || g.epilogue.is_some() {
             return None;
