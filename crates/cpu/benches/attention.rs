@@ -1,6 +1,6 @@
 //! Attention and its gradients by size of a head, in GFLOP/s of the scores that queries reach.
 //!
-//!     cargo bench -p ironhorse-cpu --bench attention -- [threads]
+//!     cargo bench -p ironhorse-cpu --bench attention -- [threads] [bf16]
 //!     ONLY="heads of 32" cargo bench -p ironhorse-cpu --bench attention    sizes whose names have these words
 
 mod frame;

@@ -5,6 +5,7 @@ use super::{Failed, Run, Span, by_type};
 use crate::element::{Elem, Real};
 use crate::kernel::attention::{Backward, FEW, Forward, Heads, QueryScratch, Reach, TileScratch, one_query};
 use crate::team::{PerWorker, Split};
+use ironhorse_core::Operands;
 use ironhorse_core::eager::{Array, Attention, AttentionBwd, AttentionShape, Strides};
 
 /// Multiply-adds below which waking threads costs more than it gains.
@@ -45,7 +46,7 @@ impl Windows {
         // SAFETY: guaranteed by the caller.
         unsafe {
             Forward {
-                shape: Heads(*a),
+                shape: Heads(*a, Operands::F32),
                 q: window(q, a.q, self.of_queries()),
                 k: window(k, a.k, self.of_keys()),
                 v: window(v, a.v, self.of_keys()),

@@ -28,6 +28,8 @@ const fn heads_of<const HD: usize, const R: usize, const V: usize>() -> HeadKern
         dots: head_dots::<HD>,
         to_columns: to_columns::<HD>,
         from_columns: from_columns::<HD>,
+        enter: None,
+        leave: None,
     }
 }
 
@@ -156,7 +158,7 @@ unsafe fn head_gradients<const HD: usize, const R: usize, const V: usize>(s: &He
 /// As [`head_scores`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn head_dots<const HD: usize>([a, b]: [*const f32; 2], out: &mut [f32; QUERIES]) {
+pub(super) unsafe fn head_dots<const HD: usize>([a, b]: [*const f32; 2], out: &mut [f32; QUERIES]) {
     for first in (0..QUERIES).step_by(Zmm::LANES) {
         // SAFETY: guaranteed by the caller.
         unsafe {
@@ -175,7 +177,7 @@ unsafe fn head_dots<const HD: usize>([a, b]: [*const f32; 2], out: &mut [f32; QU
 /// # Safety
 /// As [`head_scores`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn to_columns<const HD: usize>(rows: &FloatRows, to: *mut f32) {
+pub(super) unsafe fn to_columns<const HD: usize>(rows: &FloatRows, to: *mut f32) {
     for (first, d) in squares(HD) {
         let count = rows.count.saturating_sub(first).min(16);
         // SAFETY: guaranteed by the caller; where `count` is 0 the address is only kept.
@@ -196,7 +198,7 @@ unsafe fn to_columns<const HD: usize>(rows: &FloatRows, to: *mut f32) {
 /// # Safety
 /// As [`head_scores`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn from_columns<const HD: usize>(from: *const f32, by: &[f32; QUERIES], rows: &FloatRows) {
+pub(super) unsafe fn from_columns<const HD: usize>(from: *const f32, by: &[f32; QUERIES], rows: &FloatRows) {
     for (first, d) in squares(HD) {
         let count = rows.count.saturating_sub(first).min(16);
         // SAFETY: guaranteed by the caller: `count` rows from `first` on are there.

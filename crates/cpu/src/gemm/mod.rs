@@ -7,8 +7,8 @@
 //!
 //! order  k is cut into slices by its length, and by whether the product is `narrow`; inside a slice each element is one chain of
 //! multiply-adds, and the slices are added to c in order. So the bits depend neither on the threads nor on the tiles. Few rows have
-//! another order (`gemv`), and weights that no longer change are packed once (`kept`: `panels`, or `halves` for
-//! operands that are rounded).
+//! another order (`gemv`), and so have narrow matrices on the tile unit (`sliced`). Weights that no longer change are packed once (`kept`:
+//! `panels`, or `halves` for operands that are rounded).
 
 mod blocks;
 mod dots;
@@ -18,6 +18,8 @@ mod halves;
 #[cfg(target_arch = "x86_64")]
 mod halves_x86;
 mod heads;
+#[cfg(target_arch = "x86_64")]
+mod heads_tiles;
 #[cfg(target_arch = "x86_64")]
 mod heads_x86;
 mod kept;

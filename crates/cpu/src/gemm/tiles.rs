@@ -389,7 +389,7 @@ unsafe fn pairs(source: Source) -> [__m512i; ROWS] {
 /// Of 16 elements of one step and then 16 of the next, one of each in turns.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn in_turns() -> __m512i {
+pub(super) fn in_turns() -> __m512i {
     _mm512_set_epi16(
         31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18,
         2, 17, 1, 16, 0,
@@ -406,7 +406,7 @@ pub(super) fn bits(x: __m512bh) -> __m512i {
 /// Rows and columns of 4 bytes exchanged.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn transpose_dwords(rows: [__m512i; ROWS]) -> [__m512i; ROWS] {
+pub(super) fn transpose_dwords(rows: [__m512i; ROWS]) -> [__m512i; ROWS] {
     // Loops: what `map` calls is not compiled for these instructions.
     let mut floats = [_mm512_setzero_ps(); ROWS];
     for i in 0..ROWS {

@@ -8,7 +8,7 @@ use ironhorse_core::op::{
     AttentionBwd, AttentionCached, AttentionDropoutBwd, AttentionDropoutFwd, AttentionFwd, AttentionMask,
     check_cache_rows, check_positions,
 };
-use ironhorse_core::{DropMask, DropSite, Error, Result, Slot};
+use ironhorse_core::{DropMask, DropSite, Error, Operands, Result, Slot};
 
 /// Tokens whose keys and values a task stores in the cache.
 const STORED: usize = 16;
@@ -16,7 +16,7 @@ const STORED: usize = 16;
 const MOST_UNITS: usize = 16;
 
 /// Sizes and strides of an attention whose output is `out` (B, T, C).
-fn shape(out: Slot, heads: usize, kv_heads: usize) -> Heads {
+fn shape(out: Slot, heads: usize, kv_heads: usize, operands: Operands) -> Heads {
     let &[batch, seq, width] = out.shape.dims() else {
         unreachable!("`Op::check` asks for three dimensions")
     };
@@ -24,7 +24,7 @@ fn shape(out: Slot, heads: usize, kv_heads: usize) -> Heads {
     let packed = (heads + 2 * kv_heads) * head_dim;
     let [qkv, out] =
         [packed, width].map(|position| Strides { batch: seq * position, head: head_dim, position });
-    Heads(AttentionShape {
+    let sizes = AttentionShape {
         batch,
         heads,
         kv_heads,
@@ -37,7 +37,13 @@ fn shape(out: Slot, heads: usize, kv_heads: usize) -> Heads {
         k: qkv,
         v: qkv,
         out,
-    })
+    };
+    Heads(sizes, operands)
+}
+
+/// What products round their operands to. Where a text is read in pieces its bits depend on nothing else, so nothing is rounded there.
+fn operands(ctx: &Ctx<'_>) -> Operands {
+    if ctx.apart { Operands::F32 } else { ctx.operands }
 }
 
 /// Queries, keys and values in a packed tensor.
@@ -84,7 +90,7 @@ fn reach(ctx: &Ctx<'_>, mask: &AttentionMask) -> Result<Reach> {
 
 fn forward(ctx: &mut Ctx<'_>, op: &AttentionFwd, drops: Option<Drops>) -> Result<()> {
     let (out, lse, qkv) = (ctx.f32(op.out)?, ctx.f32(op.lse)?, ctx.f32(op.qkv)?);
-    let (shape, isa) = (shape(op.out, op.heads, op.kv_heads), ctx.isa);
+    let (shape, isa) = (shape(op.out, op.heads, op.kv_heads, operands(ctx)), ctx.isa);
     let ([q, k, v], reach) = (unpacked(qkv, &shape), reach(ctx, &op.mask)?);
     ctx.reserve_scratch(&shape);
     let (call, scratch) = (Forward { shape, q, k, v, out, lse, drops, reach }, &*ctx.scratch);
@@ -98,7 +104,7 @@ fn forward(ctx: &mut Ctx<'_>, op: &AttentionFwd, drops: Option<Drops>) -> Result
 fn backward(ctx: &mut Ctx<'_>, op: &AttentionBwd, drops: Option<Drops>) -> Result<()> {
     let (d_qkv, d_out, qkv) = (ctx.f32(op.d_qkv)?, ctx.f32(op.d_out)?, ctx.f32(op.qkv)?);
     let (out, lse) = (ctx.f32(op.out)?, ctx.f32(op.lse)?);
-    let (shape, isa) = (shape(op.out, op.heads, op.kv_heads), ctx.isa);
+    let (shape, isa) = (shape(op.out, op.heads, op.kv_heads, operands(ctx)), ctx.isa);
     let ([q, k, v], [d_q, d_k, d_v]) = (unpacked(qkv, &shape), unpacked(d_qkv, &shape));
     let reach = reach(ctx, &op.mask)?;
     ctx.reserve_scratch(&shape);
@@ -124,7 +130,7 @@ pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
     let &[_, context, width] = op.keys.shape.dims() else { return Ok(()) };
     let tokens = op.out.shape.rows();
     let places = Places::new(ctx, op)?;
-    let (packed, isa) = (shape(op.out, op.heads, op.kv_heads), ctx.isa);
+    let (packed, isa) = (shape(op.out, op.heads, op.kv_heads, Operands::F32), ctx.isa);
     let [q, k, v] = unpacked(qkv, &packed);
     let cache = Strides { batch: context * width, head: packed.0.head_dim, position: width };
     for scratch in ctx.scratch.iter_mut() {

@@ -185,6 +185,7 @@ const GROUP: usize = 4;
 mod tests {
     use super::super::{Forward, Heads, Reach, one_query};
     use super::*;
+    use ironhorse_core::Operands;
     use ironhorse_core::eager::{AttentionShape, Strides};
 
     fn numbers(len: usize, seed: u32) -> Vec<f32> {
@@ -220,20 +221,23 @@ mod tests {
             unsafe { kept.attend(isa, &mut room, first..kv_heads.min(first + at_a_time), next) };
         }
         let of = |position| Strides { batch: 0, head: hd, position };
-        let shape = Heads(AttentionShape {
-            batch: 1,
-            heads,
-            kv_heads,
-            q_len: 1,
-            kv_len: count,
-            head_dim: hd,
-            scale: f64::from(scale),
-            causal: true,
-            q: of(heads * hd),
-            k: of(width),
-            v: of(width),
-            out: of(heads * hd),
-        });
+        let shape = Heads(
+            AttentionShape {
+                batch: 1,
+                heads,
+                kv_heads,
+                q_len: 1,
+                kv_len: count,
+                head_dim: hd,
+                scale: f64::from(scale),
+                causal: true,
+                q: of(heads * hd),
+                k: of(width),
+                v: of(width),
+                out: of(heads * hd),
+            },
+            Operands::F32,
+        );
         let (out, lse) = (span(theirs), Span::none(heads));
         let call = Forward { shape, q, k, v, out, lse, drops: None, reach: Reach::ALL };
         let mut room = QueryScratch::new(count, hd);

@@ -32,6 +32,7 @@ use crate::element::{Elem, Real};
 use crate::gemm::{Beta, HeadKernels, LocalScratch, QUERIES, are_small, head_kernels};
 use crate::isa::Isa;
 use crate::memory::Span;
+use ironhorse_core::Operands;
 use ironhorse_core::eager::{AttentionShape, Strides};
 use product::{Mat, product};
 use softmax::{row_stride, softmax_columns};
@@ -47,19 +48,24 @@ const SMALL_CHUNK: usize = 128;
 const TILES_OF_CHUNK: usize = CHUNK / TILE;
 const _: () = assert!(TILES_OF_CHUNK * QUERIES == SMALL_CHUNK);
 
-/// The sizes of one attention. A `head` counts the heads of the queries of all sequences.
+/// The sizes of one attention, and what its products round their operands to where the tile unit multiplies them. A `head` counts the heads
+/// of the queries of all sequences.
 #[derive(Clone, Copy)]
-pub struct Heads(pub AttentionShape);
+pub struct Heads(pub AttentionShape, pub Operands);
 
 impl Heads {
-    /// Queries of a tile. It depends on the size of a head alone, and so does [`Heads::chunk_len`]: they decide the order of sums.
+    fn are_small(&self) -> bool {
+        are_small(self.0.head_dim, self.1)
+    }
+
+    /// Queries of a tile. It depends on the size of a head and on what is rounded alone, and so does [`Heads::chunk_len`]: they decide the order of sums.
     fn tile_len(&self) -> usize {
-        if are_small(self.0.head_dim) { QUERIES } else { TILE }
+        if self.are_small() { QUERIES } else { TILE }
     }
 
     /// Keys of a chunk.
     fn chunk_len(&self) -> usize {
-        if are_small(self.0.head_dim) { SMALL_CHUNK } else { CHUNK }
+        if self.are_small() { SMALL_CHUNK } else { CHUNK }
     }
 
     /// Tiles of queries.
@@ -107,7 +113,7 @@ impl Heads {
 
     /// The kernels for heads of this size, where this machine has some.
     fn kernels<A: Real>(&self, isa: Isa) -> Option<&'static HeadKernels> {
-        head_kernels(isa, self.0.head_dim).filter(|_| A::IS_F32)
+        head_kernels(isa, self.0.head_dim, self.1).filter(|_| A::IS_F32)
     }
 
     /// The factor of the scores inside the softmax. The softmax takes its maximum before it scales, which is right for a
