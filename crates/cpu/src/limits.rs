@@ -26,7 +26,7 @@ const STREAM_CHUNK: usize = 1 << 16;
 /// Side of the matrix product that backs up the register loop where the compiler spills it; and of one of bf16 operands, whose packing takes
 /// the longer the smaller it is.
 const SIDE: usize = 768;
-const ROUNDED_SIDE: usize = if cfg!(debug_assertions) { SIDE } else { 2048 };
+const ROUNDED_SIDE: usize = if cfg!(debug_assertions) { SIDE } else { 1024 };
 /// The best of this many counts: a limit is what is possible, not what is usual. Figures of a debug build are not for
 /// comparing, and its commands should start soon.
 const REPEATS: usize = if cfg!(debug_assertions) { 1 } else { 8 };
