@@ -148,6 +148,25 @@ unsafe fn right_of(rows: &FloatRows, first: usize, column: usize) -> Tile {
     tile
 }
 
+/// Adds to the first two tiles of sums: `steps` tiles on the left by as many pairs of them on the right.
+///
+/// # Safety
+/// They are there, and the thread has entered.
+#[inline(always)]
+unsafe fn add_steps(left: *const Tile, right: *const Tile, steps: usize) {
+    for step in 0..steps {
+        let pair = right.wrapping_add(step * HALVES);
+        // SAFETY: guaranteed by the caller; the compiler uses no tiles itself.
+        unsafe {
+            load!(4, left.wrapping_add(step), 64_usize);
+            load!(5, pair, 64_usize);
+            load!(6, pair.wrapping_add(1), 64_usize);
+            multiply!(0, 4, 5);
+            multiply!(1, 4, 6);
+        }
+    }
+}
+
 /// Scores, or what has their layout, as rows.
 fn as_rows(scores: *const f32, count: usize) -> FloatRows {
     FloatRows { ptr: scores.cast_mut(), rs: QUERIES, count }
@@ -173,13 +192,7 @@ unsafe fn tile_scores<const HD: usize>(s: &HeadScores) {
         }
         for block in 0..blocks {
             zeros();
-            for step in 0..steps {
-                load!(4, left.at(block * steps + step), 64_usize);
-                load!(5, right.at(step * HALVES), 64_usize);
-                load!(6, right.at(step * HALVES + 1), 64_usize);
-                multiply!(0, 4, 5);
-                multiply!(1, 4, 6);
-            }
+            add_steps(left.at(block * steps), right.at(0), steps);
             let out = s.out.add(block * ROWS * QUERIES);
             store!(0, out, QUERIES);
             store!(1, out.add(ROWS), QUERIES);
@@ -220,13 +233,7 @@ unsafe fn tile_sums<const HD: usize>(s: &HeadSums<'_>) {
             } else {
                 zeros();
             }
-            for step in 0..steps {
-                load!(4, left.at(block * steps + step), 64_usize);
-                load!(5, right.at(step * HALVES), 64_usize);
-                load!(6, right.at(step * HALVES + 1), 64_usize);
-                multiply!(0, 4, 5);
-                multiply!(1, 4, 6);
-            }
+            add_steps(left.at(block * steps), right.at(0), steps);
             store!(0, to, QUERIES);
             store!(1, to.add(ROWS), QUERIES);
         }
