@@ -104,12 +104,11 @@ fn paired(first: __m512, second: __m512) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn sixteen(rows: &FloatRows, i: usize, column: usize) -> __m512 {
-    // SAFETY: guaranteed by the caller.
-    if i < rows.count {
-        unsafe { _mm512_loadu_ps(rows.ptr.add(i * rows.rs + column)) }
-    } else {
-        _mm512_setzero_ps()
+    if i >= rows.count {
+        return _mm512_setzero_ps();
     }
+    // SAFETY: guaranteed by the caller.
+    unsafe { _mm512_loadu_ps(rows.ptr.add(i * rows.rs + column)) }
 }
 
 /// 16 rows from `first` on, 32 of their columns, or 16 and zeros, as a tile on the left.
