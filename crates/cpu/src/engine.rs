@@ -21,7 +21,7 @@ use std::sync::Arc;
 pub struct CpuSettings {
     /// Threads; 0 means one for each core.
     pub threads: usize,
-    /// What linear layers round the operands of their products to, where the products are large: bf16 or nothing.
+    /// What linear layers round the operands of their products to, where the products are large, and attention on tiles: bf16 or nothing.
     pub operands: Operands,
 }
 

@@ -176,7 +176,7 @@ pub enum Dtype {
     F32,
     /// f32 whose products round their operands to 10 bits (GPU)
     Tf32,
-    /// f32 whose linear layers round their operands to bf16 (CPU; several times as fast where it has AMX)
+    /// f32 whose linear layers, and with AMX attention, round their operands to bf16 (CPU; several times as fast with AMX)
     #[serde(rename = "bf16-products")]
     Bf16Products,
     /// bfloat16 with f32 sums; on the CPU, bf16-products

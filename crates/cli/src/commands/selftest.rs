@@ -54,7 +54,7 @@ enum DtypeArg {
     F32,
     /// f32 whose products round their operands to 10 bits (GPU)
     Tf32,
-    /// f32 whose linear layers round their operands to bf16 (CPU)
+    /// f32 whose linear layers, and with AMX attention, round their operands to bf16 (CPU)
     Bf16Products,
     /// bfloat16 with f32 sums (GPU)
     Bf16,

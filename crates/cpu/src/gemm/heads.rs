@@ -36,7 +36,7 @@ pub(crate) struct HeadKernels {
 }
 
 /// Sizes of heads that these kernels are for: on every machine, as the order of summation depends on it. Larger ones where operands are
-/// rounded and the tile unit multiplies them.
+/// rounded and the machine has tiles, whichever of its instructions an engine uses.
 pub(crate) fn are_small(head_dim: usize, operands: Operands) -> bool {
     matches!(head_dim, 16 | 32) || are_tiled(head_dim, operands)
 }

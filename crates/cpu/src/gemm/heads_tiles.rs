@@ -1,9 +1,9 @@
 //! The kernels of `heads` on the tile unit (AMX): operands are rounded to bf16 on their way into tiles, sums are f32.
 //!
-//! A vector of 16 scores is half an instruction for each product instead of as many multiply-adds as a head has elements. What is left is
-//! rounding: operands have so few numbers beside the scores that nothing is kept from call to call.
+//! One instruction gives 16 vectors of 16 scores for up to 32 channels of a head, where vectors need a multiply-add for each vector and channel.
+//! What is left is rounding: operands have so few numbers beside the scores that nothing is kept from call to call.
 //!
-//! order  the unit adds two neighbouring products at a time to each element, then the sum is added to what is there.
+//! order  the unit adds two neighbouring products at a time to each element, from zero for scores, else from what is there.
 
 // Lanes are numbered: an index says more than an iterator here.
 #![allow(clippy::needless_range_loop)]

@@ -41,7 +41,7 @@ pub struct Ctx<'a> {
     pub memory: &'a Memory,
     pub team: &'a Team,
     pub isa: Isa,
-    /// What the operands of the products of linear layers are rounded to.
+    /// What the operands of the products of linear layers, and of attention on tiles, are rounded to.
     pub operands: Operands,
     pub workspace: &'a mut Workspace,
     pub scratch: &'a mut PerWorker<OpScratch>,

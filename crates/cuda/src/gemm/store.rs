@@ -66,7 +66,7 @@ impl ChosenAlgorithm {
         }
     }
 
-    /// What was the fastest; our own kernel only where it may be taken. The library, unless the others were measured.
+    /// What was the fastest; our own kernel only where it may be taken. The library, unless others were measured and one is faster.
     pub fn fastest(&self, own: bool) -> Fastest {
         let others = [(self.rival_ms, Fastest::Apart), (self.own_ms.filter(|_| own), Fastest::Own)];
         let measured = others.into_iter().filter_map(|(ms, way)| Some((ms?, way)));

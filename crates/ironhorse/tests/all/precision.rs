@@ -5,7 +5,7 @@
 
 use crate::small::{Training, bf16, cpu, damaged, fixture, rounding, values, verified};
 use ironhorse::core::{DType, Engine, EngineExt, Operands, Pool, Precision};
-use ironhorse::cpu::{CpuEngine, CpuSettings};
+use ironhorse::cpu::{CpuEngine, CpuSettings, multiplies_bf16};
 use ironhorse::train::model::{Gpt2Config, ModelConfig, Recompute};
 use ironhorse::train::session::Batch;
 use ironhorse::train::verify::{Basis, LockstepReport, Options, Report, Rounding, first_non_finite};
@@ -130,6 +130,31 @@ fn products_of_bf16_operands_are_within_what_they_cost() {
             "they are rounded"
         );
     }
+}
+
+/// What rounding costs attention grows with the scores, which are large in trained models.
+#[test]
+fn attention_of_rounded_operands_may_be_sharp() {
+    let config = Gpt2Config::new(64, 203, 2, 4, 64);
+    let sharp = |engine: Box<dyn Engine>| {
+        let mut session = TRAINING.session(engine, config, Precision::F32);
+        let params = session.train_program().unwrap().params().to_vec();
+        for param in params.iter().filter(|param| param.name.ends_with("attn.c_attn.weight")) {
+            let larger = values(&mut session, param.weight).iter().map(|x| 12.0 * x).collect::<Vec<_>>();
+            session.engine().write_f32(param.weight, &larger).unwrap();
+        }
+        session
+    };
+    let report = TRAINING.lockstep(&mut sharp(cpu_bf16()), Operands::Bf16);
+    assert!(report.passed(), "{report}");
+    let more = report.kinds.iter().any(|kind| kind.op == "attention_bwd" && kind.worst > 2.0 / 256.0);
+    assert!(more || !multiplies_bf16(), "two roundings are enough:\n{report}");
+    // What is wrong by more than rounding is found.
+    let program = sharp(cpu()).train_program().unwrap().clone();
+    let backward = program.nodes().iter().position(|node| node.op.name() == "attention_bwd").unwrap();
+    let wrong = damaged(cpu_bf16(), backward, None, |values, _| values.iter_mut().for_each(|x| *x *= 1.3));
+    let report = TRAINING.lockstep(&mut sharp(wrong), Operands::Bf16);
+    assert_eq!(report.first_wrong.as_ref().unwrap().index, backward, "{report}");
 }
 
 #[test]

@@ -267,7 +267,7 @@ pub(super) fn run_with_rounded_sum(
 }
 
 /// The nearest bf16.
-fn round_bf16(value: f32) -> f32 {
+pub(super) fn round_bf16(value: f32) -> f32 {
     bf16_to_f32(f32_to_bf16(value))
 }
 

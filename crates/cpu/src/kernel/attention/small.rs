@@ -1,6 +1,7 @@
 //! Tiles of small heads, whose scores stay in the first-level cache; queries and sums are columns, as the scores of a query are.
 //!
-//! The sums are those of the tiles of other heads, in the same order: which machine has these kernels changes no bit.
+//! The sums are those of the tiles of other heads, in the same order: which machine has vectors for these kernels changes no bit. Tiles of the
+//! processor (AMX) round.
 
 use super::backward::Backward;
 use super::product::Mat;

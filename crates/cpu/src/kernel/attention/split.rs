@@ -12,6 +12,7 @@ use crate::isa::Isa;
 use crate::kernel::elementwise::{add_to, narrow};
 use crate::memory::Span;
 use crate::team::{Done, PerWorker, Team};
+use ironhorse_core::Operands;
 use std::ops::Range;
 
 /// Elements that all chunks together may keep of `d_q`, unless [`LEAST_TILES`] have more: queries take turns to stay below. Few
@@ -34,6 +35,8 @@ impl<T: Elem> Backward<T> {
         own: Span<T::Acc>,
     ) -> Done {
         let (s, a) = (&self.from.shape, &self.from.shape.0);
+        // On tiles sums are not made apart from those before them, so these would have other bits.
+        debug_assert!(s.1 != Operands::Bf16, "chunks of keys are added up in f32 only");
         let (heads, chunks, tile) = (a.batch * a.heads, a.kv_len.div_ceil(s.chunk_len()), s.tile_len());
         if heads >= team.threads() || chunks < 2 {
             return team.chunks(heads, 1, |task, worker| {
