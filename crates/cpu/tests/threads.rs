@@ -1,9 +1,10 @@
-//! Every conformance case gives the same bits with 1, 2 and 5 threads, on every instruction set of this machine.
+//! Every conformance case gives the same bits with 1, 2 and 5 threads, on every instruction set of this machine, and with operands that
+//! are rounded to bf16.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-use ironhorse_core::{Engine, EngineExt, Layout, Precision};
-use ironhorse_cpu::CpuEngine;
+use ironhorse_core::{Engine, EngineExt, Layout, Operands, Precision};
 use ironhorse_cpu::isa::Isa;
+use ironhorse_cpu::{CpuEngine, CpuSettings};
 use ironhorse_testkit::{Case, cases_in};
 
 /// The FNV-1a hash of the slots that the op writes.
@@ -27,13 +28,19 @@ fn the_number_of_threads_changes_no_bit() {
     let mut cases = cases_in(Precision::F32, |_| true);
     cases.retain(|case| print || !case.large);
     let layout = cases.iter().fold(Layout::default(), |all, case| all.union(&case.reserve));
-    for isa in Isa::supported() {
-        let mut engines = [1, 2, 5].map(|threads| CpuEngine::with_isa(threads, isa));
+    for (isa, operands) in
+        Isa::supported().map(|isa| (isa, Operands::F32)).chain([(Isa::detect(), Operands::Bf16)])
+    {
+        let mut engines = [1, 2, 5].map(|threads| match operands {
+            Operands::F32 => CpuEngine::with_isa(threads, isa),
+            operands => CpuEngine::with(CpuSettings { threads, operands }),
+        });
         engines.iter_mut().for_each(|engine| engine.reserve(&layout).unwrap());
         for (index, case) in cases.iter().enumerate() {
             let [one, two, five] = engines.each_mut().map(|engine| digest(engine, case));
-            assert!(one == two && one == five, "{} ({}) on {}", case.op().name(), case.name, isa.name());
-            if print {
+            let name = format!("{} ({}) on {}, {operands:?}", case.op().name(), case.name, isa.name());
+            assert!(one == two && one == five, "{name}");
+            if print && operands == Operands::F32 {
                 println!("DIGEST {} {index} {} ({}) {one:016x}", isa.name(), case.op().name(), case.name);
             }
         }
