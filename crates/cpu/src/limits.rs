@@ -64,8 +64,8 @@ impl Limits {
         ironhorse_core::Limits { flops_per_s, bytes_per_s }
     }
 
-    /// The arithmetic limit alone, with products of operands that are rounded so; takes little memory. A shared machine is faster at one moment than at another, so
-    /// measure before and after what is to be compared, and take the larger.
+    /// The arithmetic limit alone, with products of operands that are rounded so; takes little memory. A shared machine is faster at one
+    /// moment than at another, so measure before and after what is to be compared, and take the larger.
     pub fn measure_flops(threads: usize, operands: Operands) -> f64 {
         let (team, isa) = (Team::new(threads), Isa::detect());
         let side = if operands == Operands::Bf16 { ROUNDED_SIDE } else { SIDE };

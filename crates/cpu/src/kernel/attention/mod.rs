@@ -58,7 +58,8 @@ impl Heads {
         are_small(self.0.head_dim, self.1)
     }
 
-    /// Queries of a tile. It depends on the size of a head, on what is rounded and on the machine alone, and so does [`Heads::chunk_len`]: they decide the order of sums.
+    /// Queries of a tile. It depends on the size of a head, on what is rounded and on the machine alone, and so does [`Heads::chunk_len`]:
+    /// they decide the order of sums.
     fn tile_len(&self) -> usize {
         if self.are_small() { QUERIES } else { TILE }
     }
