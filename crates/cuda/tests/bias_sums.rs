@@ -138,8 +138,11 @@ fn sums_left_by_the_op_before_are_those_of_its_result() {
 #[test]
 #[ignore = "needs a GPU"]
 fn attention_leaves_the_sums_of_its_result() {
-    // so many heads of keys that the kernel for Hopper takes them: of one tile, of several, of queries that share keys, in two waves
-    for sizes in [[40, 128, 2, 2], [17, 512, 5, 5], [24, 256, 9, 3], [128, 128, 2, 1], [50, 384, 3, 3]] {
+    // so many heads of keys that the kernel for Hopper takes them: of one tile, of several, of queries that share keys; and more of them than
+    // an H200 has multiprocessors, so that some are cut between two blocks
+    let whole = [[40, 128, 2, 2], [17, 512, 5, 5], [24, 256, 9, 3], [128, 128, 2, 1]];
+    let cut = [[50, 384, 3, 3], [28, 1024, 5, 5]];
+    for sizes in whole.into_iter().chain(cut) {
         let net = attention(sizes);
         let mut engine = CudaEngine::new(Settings::default()).unwrap();
         engine.reserve(net.program.layout()).unwrap();
