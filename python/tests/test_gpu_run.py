@@ -250,6 +250,14 @@ def test_wrong_flags_are_refused(bundle: Path, flags: list[str], error: str):
     assert not (bundle / "calls").exists()
 
 
+def test_a_comparison_that_cannot_start_is_refused_before_it_is_half_done(bundle: Path):
+    python = bundle / "bin" / "bare"
+    script(python, f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')  # without installed packages
+    done = run(bundle, "--only", "table", PYTHON=str(python))
+    assert done.returncode == 2 and "error: PyTorch's side needs the folder python beside this script" in done.stderr
+    assert not (bundle / "calls").exists()
+
+
 def test_the_torch_side_runs_without_a_gpu(tmp_path: Path):
     spec = importlib.util.spec_from_file_location("gpu_torch", ROOT / "benches" / "gpu_torch.py")
     gpu_torch = importlib.util.module_from_spec(spec)

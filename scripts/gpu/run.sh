@@ -84,6 +84,10 @@ scratch=${IRONHORSE_SCRATCH:-${TMPDIR:-/tmp}/ironhorse-gpu}
 export IRONHORSE_CACHE=${IRONHORSE_CACHE:-$scratch/cache}
 export PYTHONPATH=$here/python${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 mkdir -p "$scratch/keys" || refuse "$scratch cannot be made"
+# Told before minutes of measurements that would miss their other side.
+if [[ $torch ]] && { member bench "$wanted" || member table "$wanted"; }; then
+    "$python" -c 'import ironhorse.config' || refuse "PyTorch's side needs the folder python beside this script; --no-torch leaves it out"
+fi
 work=$(mktemp -d) || refuse "no temporary folder can be made"
 began=$(date +%s)
 warm_pid=
