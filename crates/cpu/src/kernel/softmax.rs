@@ -13,7 +13,7 @@ fn sum_exp<T: Elem, const FMA: bool>(x: &[T], max: T::Acc) -> f64 {
     let mut sum = 0.0;
     for block in x.chunks(BLOCK) {
         powers.iter_mut().zip(block).for_each(|(power, x)| {
-            power.write((x.load() - max).exp_flush::<FMA>());
+            power.write((x.load() - max).exp_low::<FMA>());
         });
         // SAFETY: as many were just written.
         sum += sum_inline(unsafe { powers[..block.len()].assume_init_ref() }, BLOCK);
@@ -32,7 +32,7 @@ multiversion! {
     pub fn exp_in_place<const FMA: bool, A: Real>(x: &mut [A]) -> (A, f64) {
         let (max, mut sum) = (largest(x), 0.0);
         for block in x.chunks_mut(BLOCK) {
-            block.iter_mut().for_each(|x| *x = (*x - max).exp_flush::<FMA>());
+            block.iter_mut().for_each(|x| *x = (*x - max).exp_low::<FMA>());
             sum += sum_inline(block, BLOCK);
         }
         (max, sum)
