@@ -1,7 +1,7 @@
 //! Measuring what this machine can do at most.
 
 use crate::buffer::Buffer;
-use crate::gemm::{Gemm, MatMut, MatRef, Workspace, gemm};
+use crate::gemm::{Gemm, MatMut, MatRef, Workspace, gemm, multiply_tiles};
 use crate::isa::Isa;
 use crate::math::fma;
 use crate::memory::Span;
@@ -23,10 +23,10 @@ const CHAIN_STEPS: usize = 1 << 18;
 /// Floats of each of the two streamed arrays: 256 MiB each, beyond the caches.
 const STREAM: usize = 1 << 26;
 const STREAM_CHUNK: usize = 1 << 16;
-/// Side of the matrix product that backs up the register loop where the compiler spills it; and of one of bf16 operands, whose packing takes
-/// the longer the smaller it is.
+/// Steps of the loop of products of tiles, each of 64 cycles.
+const TILE_STEPS: usize = 1 << 12;
+/// Side of the matrix product that backs up the register loops where the compiler spills them.
 const SIDE: usize = 768;
-const ROUNDED_SIDE: usize = if cfg!(debug_assertions) { SIDE } else { 1024 };
 /// The best of this many counts: a limit is what is possible, not what is usual. Figures of a debug build are not for
 /// comparing, and its commands should start soon.
 const REPEATS: usize = if cfg!(debug_assertions) { 1 } else { 8 };
@@ -68,8 +68,8 @@ impl Limits {
     /// moment than at another, so measure before and after what is to be compared, and take the larger.
     pub fn measure_flops(threads: usize, operands: Operands) -> f64 {
         let (team, isa) = (Team::new(threads), Isa::detect());
-        let side = if operands == Operands::Bf16 { ROUNDED_SIDE } else { SIDE };
-        register_rate(&team, isa).max(product_rate(&team, isa, operands, side))
+        let registers = register_rate(&team, isa).max(product_rate(&team, isa, operands));
+        if operands == Operands::Bf16 { registers.max(tile_rate(&team)) } else { registers }
     }
 
     /// The limit of the memory alone.
@@ -99,16 +99,25 @@ fn register_rate(team: &Team, isa: Isa) -> f64 {
     })
 }
 
-fn product_rate(team: &Team, isa: Isa, operands: Operands, side: usize) -> f64 {
+fn tile_rate(team: &Team) -> f64 {
+    let flops = (multiply_tiles(1) * TILE_STEPS * team.threads()) as f64;
+    best(flops, if flops > 0.0 { REGISTER_REPEATS } else { 0 }, || {
+        let _ = team.run(team.threads(), &|_, _| {
+            multiply_tiles(TILE_STEPS);
+        });
+    })
+}
+
+fn product_rate(team: &Team, isa: Isa, operands: Operands) -> f64 {
     // Zeros or ones need less power than numbers do.
-    let numbers = || (0..side * side).map(|i| (i % 251) as f32 / 125.0 - 1.0).collect::<Vec<f32>>();
-    let (a, b, mut c) = (numbers(), numbers(), vec![0.0; side * side]);
+    let numbers = || (0..SIDE * SIDE).map(|i| (i % 251) as f32 / 125.0 - 1.0).collect::<Vec<f32>>();
+    let (a, b, mut c) = (numbers(), numbers(), vec![0.0; SIDE * SIDE]);
     let mut workspace = Workspace::new();
-    let c = MatMut { ptr: c.as_mut_ptr(), rs: side };
-    let [a, b] = [&a, &b].map(|m| MatRef::row_major(m.as_ptr(), side));
-    let product = Gemm::new((side, side, side), a, b, c).operands(operands);
-    best(2.0 * (side as f64).powi(3), REPEATS, || {
-        // SAFETY: the three matrices are `side` by `side` and distinct.
+    let c = MatMut { ptr: c.as_mut_ptr(), rs: SIDE };
+    let [a, b] = [&a, &b].map(|m| MatRef::row_major(m.as_ptr(), SIDE));
+    let product = Gemm::new((SIDE, SIDE, SIDE), a, b, c).operands(operands);
+    best(2.0 * (SIDE as f64).powi(3), REPEATS, || {
+        // SAFETY: the three matrices are `SIDE` by `SIDE` and distinct.
         let _ = unsafe { gemm(team, &mut workspace, isa, &product) };
     })
 }

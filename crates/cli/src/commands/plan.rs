@@ -244,6 +244,9 @@ pub fn run(args: &PlanArgs) -> Result<Outcome> {
             limits.flops_per_s / 1e9,
             limits.bytes_per_s / 1e9
         ),
+        _ if dtype == Dtype::Bf16 => "its time was not measured: this plan is for a GPU, which is not here; --dtype bf16-products is what the \
+                                      CPU makes of bf16"
+            .into(),
         _ => format!("its time was not measured: {device} does not compute in {}", dtype.name()),
     };
     out::line(format!("a step needs {:.1} GFLOP; {time}", report.flops as f64 / 1e9))?;

@@ -36,6 +36,8 @@ pub(super) struct Tile {
     pub ahead: Ahead,
     /// Whether the lines of c are fetched meanwhile: they are overwritten, and come from memory. Not for packed tiles, which always do.
     pub fetches_c: bool,
+    /// Whether c, whose rows are whole lines, goes to memory past the caches, where the kernel can do that and the tile is whole.
+    pub past_caches: bool,
 }
 
 /// Lines that a tile asks for while it computes: a line of each of [`AHEAD_ROWS`] rows at each address of a list.

@@ -184,6 +184,7 @@ pub(super) unsafe fn local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>, g
                     fetch: std::ptr::null(),
                     ahead: Ahead::NOTHING,
                     fetches_c: given.streams && g.beta == Beta::Overwrite && k0 == 0,
+                    past_caches: false,
                 };
                 let fetches = given.streams && panel == 0 && a.cs == 1;
                 // A tile of this size takes some hundred cycles: from one to the next only what changes is written.

@@ -255,6 +255,18 @@ pub fn multiplies_bf16() -> bool {
     multiplies(Isa::detect())
 }
 
+/// Multiplies tiles of bf16 numbers in registers, so many times; gives the operations, 0 where there are no tiles.
+pub(crate) fn multiply_tiles(steps: usize) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if tiles::are_there() {
+        // SAFETY: there are tiles.
+        unsafe { tiles::products(steps) };
+        return steps * tiles::STEP;
+    }
+    let _ = steps;
+    0
+}
+
 /// The same with these instructions.
 fn multiplies(isa: Isa) -> bool {
     rounding_kernels(isa).enter.is_some()

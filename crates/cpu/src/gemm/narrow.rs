@@ -194,6 +194,7 @@ impl Slice {
                         fetch: std::ptr::null(),
                         ahead: Ahead::new(list, rs, self.k),
                         fetches_c: false,
+                        past_caches: false,
                     };
                     (kernels.strided[height - 1][vectors - 1])(&tile);
                 }

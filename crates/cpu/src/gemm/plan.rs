@@ -1,6 +1,6 @@
 //! How one product is cut into slices, panels and tasks, and the tasks.
 
-use super::kernel::{Ahead, FETCH, Kernels, Pack, Packing, Tile, rows_apart};
+use super::kernel::{Ahead, FETCH, Kernels, LINE, Pack, Packing, Tile, rows_apart};
 use super::workspace::{WorkerScratch, Workspace};
 use super::{Beta, Gemm, narrow};
 use crate::team::{TaskPanic, Team};
@@ -13,6 +13,8 @@ pub(super) const KC: usize = 384;
 const SHARED_BYTES: usize = 1 << 20;
 /// Bytes of the shared operand that a task multiplies with its whole block before it goes on to the next.
 const CHUNK_BYTES: usize = 1 << 20;
+/// Floats of a result from which on it is written past the caches: a line that is overwritten there need not come from memory first.
+const PAST_CACHES: usize = 1 << 19;
 /// Panels of the streamed operand in a task, at most: if it is b and its columns are contiguous, if it is b and they are
 /// not, and if it is a. Wide blocks read longer pieces of rows, narrow ones leave room in the cache for the next.
 const MAX_BLOCK: [usize; 3] = [2, 4, 8];
@@ -122,6 +124,8 @@ pub(super) struct Plan<'a> {
     block: usize,
     part: usize,
     threads: usize,
+    /// Whether c is written once, and read so much later that no cache has it.
+    past_caches: bool,
 }
 
 impl<'a> Plan<'a> {
@@ -153,7 +157,12 @@ impl<'a> Plan<'a> {
         let block = (panels / (4 * threads)).clamp(1, most);
         let parts = (2 * threads).div_ceil(panels.div_ceil(block)).min(others);
         let part = others.div_ceil(if threads == 1 { 1 } else { parts });
-        Self { g, kernels, shared, streamed, stream_b, kc, phase, block, part, threads }
+        // Gradients of weights: nothing reads them before all others are computed, too.
+        let sums_rows = g.a.rs == 1 && g.b.cs == 1;
+        let whole_lines = g.c.ptr.addr().is_multiple_of(64) && g.c.rs.is_multiple_of(LINE);
+        let is_large = g.m.saturating_mul(g.n) >= PAST_CACHES;
+        let past_caches = sums_rows && whole_lines && is_large && g.beta == Beta::Overwrite && g.k <= kc;
+        Self { g, kernels, shared, streamed, stream_b, kc, phase, block, part, threads, past_caches }
     }
 
     /// # Safety
@@ -358,6 +367,7 @@ impl<'a> Plan<'a> {
             fetch,
             ahead: Ahead::NOTHING,
             fetches_c: false,
+            past_caches: self.past_caches,
         };
         // SAFETY: the kernel of the size of the tile, of an `Isa` this machine has.
         unsafe { (kernels.packed(rows, vectors))(&tile) };

@@ -135,6 +135,7 @@ impl<'a> Sliced<'a> {
                         fetch: std::ptr::null(),
                         ahead: Ahead::NOTHING,
                         fetches_c: false,
+                        past_caches: false,
                     };
                     (kernels.packed(rows, vectors))(&tile);
                 }

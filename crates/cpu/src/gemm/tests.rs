@@ -1,6 +1,7 @@
 //! Against f64, on awkward sizes, with every set of instructions this machine has.
 
 use super::*;
+use crate::buffer::Buffer;
 use ironhorse_core::{Operands, bf16_to_f32, f32_to_bf16};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -355,6 +356,30 @@ fn a_transposed_result_has_the_same_bits() {
             });
             let first = bits.next();
             assert!(bits.all(|bits| Some(&bits) == first.as_ref()), "{size:?} {beta:?}");
+        }
+    }
+}
+
+/// Gradients of large weights are written past the caches where their rows are whole lines: the same bits as in memory where they are not.
+#[test]
+fn large_sums_over_rows_have_the_same_bits_wherever_they_are() {
+    let (m, n, k) = (768, 704, 70);
+    let (a, b) = (random(k * m, 1), random(k * n, 2));
+    for (isa, operands) in Isa::supported().flat_map(|isa| [Operands::F32, Operands::Bf16].map(|x| (isa, x))) {
+        let run = |offset: usize, threads: usize| {
+            let mut c = Buffer::zeroed(offset + m * n);
+            c.as_mut_slice().fill(f32::NAN);
+            let [left, right] = [(&a, m), (&b, n)].map(|(x, cols)| MatRef::row_major(x.as_ptr(), cols));
+            let out = MatMut { ptr: c.as_mut_slice()[offset..].as_mut_ptr(), rs: n };
+            let g = Gemm::new((m, n, k), left.transposed(), right, out).operands(operands);
+            // SAFETY: the matrices are as large as said and apart.
+            unsafe { gemm(&Team::new(threads), &mut Workspace::new(), isa, &g) }.unwrap();
+            c.as_slice()[offset..].iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+        };
+        let want = run(3, 1);
+        assert!(want.iter().all(|&bits| f32::from_bits(bits).is_finite()), "{isa:?}, {operands:?}");
+        for threads in [1, 3] {
+            assert!(run(0, threads) == want, "{isa:?}, {operands:?}, {threads} threads: other bits");
         }
     }
 }

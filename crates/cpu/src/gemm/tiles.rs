@@ -118,13 +118,13 @@ pub(super) unsafe fn enter() {
     unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, preserves_flags, readonly)) };
 }
 
-/// Gives them back: a thread without tiles is switched faster.
+/// Gives them back: a thread without tiles is switched faster. What was written past the caches is there for others then.
 ///
 /// # Safety
 /// [`are_there`].
 pub(super) unsafe fn leave() {
     // SAFETY: the machine has tiles.
-    unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
+    unsafe { asm!("tilerelease", "sfence", options(nostack, preserves_flags)) };
 }
 
 /// Empties the four tiles that sums are in.
@@ -145,6 +145,40 @@ pub(super) unsafe fn zeros() {
     }
 }
 
+/// Sums in registers: what the unit can do at most, as nothing is loaded meanwhile. Each of the steps is four products of tiles.
+///
+/// # Safety
+/// [`are_there`].
+pub(super) unsafe fn products(steps: usize) {
+    // Ones need less power than numbers do.
+    let bits = |i: usize| 0x3f80 | (i * 37 % 128) as u16 | if i.is_multiple_of(3) { 0x8000 } else { 0 };
+    let numbers: [u16; 2 * TILE] = std::array::from_fn(bits);
+    // SAFETY: the machine has tiles, and the thread has them until they are given back; the numbers are those of a tile.
+    unsafe {
+        enter();
+        zeros();
+        asm!(
+            "tileloadd tmm4, [{n} + {s}*1]",
+            "tileloadd tmm5, [{n} + {s}*1]",
+            "tileloadd tmm6, [{n} + {s}*1]",
+            "tileloadd tmm7, [{n} + {s}*1]",
+            n = in(reg) &raw const numbers, s = in(reg) 64_usize, options(nostack, preserves_flags, readonly)
+        );
+        for _ in 0..steps {
+            asm!(
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                options(nostack, preserves_flags, nomem)
+            );
+        }
+        leave();
+    }
+}
+/// Operations of a step of [`products`].
+pub(super) const STEP: usize = 4 * 2 * ROWS * ROWS * SIDE;
+
 /// A block that is not whole, with rows of 32 floats.
 #[repr(C, align(64))]
 struct Whole([f32; SIDE * SIDE]);
@@ -154,8 +188,17 @@ struct Whole([f32; SIDE * SIDE]);
 unsafe fn block(t: &Tile) {
     debug_assert!(t.alpha == 1.0);
     if t.rows == SIDE && t.columns == SIDE {
-        // SAFETY: guaranteed by the caller.
-        return unsafe { whole(t, t.c, t.c_rs) };
+        if !t.past_caches || t.accumulate {
+            // SAFETY: guaranteed by the caller.
+            return unsafe { whole(t, t.c, t.c_rs) };
+        }
+        let mut sums = std::mem::MaybeUninit::<Whole>::uninit();
+        let from: *mut f32 = sums.as_mut_ptr().cast();
+        // SAFETY: the block is written before it is read; rows of c are whole lines.
+        return unsafe {
+            whole(t, from, SIDE);
+            send(from, t.c, t.c_rs);
+        };
     }
     let mut part = Whole([0.0; SIDE * SIDE]);
     let at = part.0.as_mut_ptr();
@@ -167,6 +210,23 @@ unsafe fn block(t: &Tile) {
         whole(t, at, SIDE);
         for row in 0..t.rows {
             std::ptr::copy_nonoverlapping(at.add(row * SIDE), t.c.add(row * t.c_rs), t.columns);
+        }
+    }
+}
+
+/// Copies a block of 32 x 32 to rows of whole lines, past the caches.
+///
+/// # Safety
+/// The block is readable, and the rows are writable.
+#[target_feature(enable = "avx512f")]
+unsafe fn send(from: *const f32, to: *mut f32, rs: usize) {
+    for row in 0..SIDE {
+        for half in 0..2 {
+            // SAFETY: guaranteed by the caller.
+            unsafe {
+                let x = _mm512_load_ps(from.add(row * SIDE + half * ROWS));
+                _mm512_stream_ps(to.add(row * rs + half * ROWS), x);
+            }
         }
     }
 }
