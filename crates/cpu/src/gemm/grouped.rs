@@ -11,7 +11,7 @@
 use super::blocks::{self, Cut};
 use super::kernel::LINE;
 use super::local::{Beside, pack_right, packed_len};
-use super::plan::{KC, Plan, SharedPtr, reserve_most};
+use super::plan::{KC, Plan, SharedPtr, TILED_STEPS, reserve_most};
 use super::sliced::{self, Sliced};
 use super::workspace::Ends;
 use super::{Gemm, Workspace, gemm, gemv, kernels, rounding_kernels};
@@ -180,7 +180,7 @@ fn reserve(ws: &mut Workspace, isa: Isa, threads: usize, group: &Group<'_>) {
         let steps = if (0..count).all(|i| product(i).k == most[2]) { count * most[2] } else { most[2] };
         let slices = steps / KC + count;
         let lesser = most[0].min(most[1]).next_multiple_of(kernels.mr.max(kernels.nr));
-        let planned = lesser * (steps + slices * (8 + kernels.unit));
+        let planned = lesser * (steps + slices * (TILED_STEPS + kernels.unit));
         let sums = sliced::most_sums([most[0], most[1]], slices, kernels);
         floats += planned.max(sums).min(PLANNED);
     }

@@ -8,6 +8,11 @@ use std::ops::Range;
 
 /// Longest slice of k: a panel of b (48 columns) and one of a stream through the first-level cache.
 pub(super) const KC: usize = 384;
+/// The same on the tile unit: a panel is half as large, and the unit so fast that reading and writing c between slices would take as long
+/// as the products.
+pub(super) const TILED_KC: usize = 1024;
+/// A slice there has a multiple of so many steps.
+pub(super) const TILED_STEPS: usize = 32;
 /// Bytes of the shared operand packed at a time, so that it stays in the second-level cache; a longer k takes several
 /// phases.
 const SHARED_BYTES: usize = 1 << 20;
@@ -25,6 +30,11 @@ pub(super) fn slice_len(k: usize) -> usize {
     k.div_ceil(k.div_ceil(KC).max(1)).next_multiple_of(8)
 }
 
+/// The same on the tile unit.
+fn tiled_slice_len(k: usize) -> usize {
+    k.div_ceil(k.div_ceil(TILED_KC).max(1)).next_multiple_of(TILED_STEPS)
+}
+
 /// That of a product, by its sizes and strides.
 pub(super) fn slice_of(g: &Gemm<'_>) -> usize {
     if narrow::fits(g) { narrow::SLICE } else { slice_len(g.k) }
@@ -32,7 +42,8 @@ pub(super) fn slice_of(g: &Gemm<'_>) -> usize {
 
 /// Makes room for any product of at most this size, whatever its sizes turn out to be.
 pub(super) fn reserve_most(ws: &mut Workspace, kernels: &Kernels, threads: usize, [m, n, k]: [usize; 3]) {
-    let kc = kernels.room(k.next_multiple_of(8).min(KC));
+    let longest = if kernels.enter.is_some() { TILED_KC } else { KC };
+    let kc = kernels.room(k.next_multiple_of(TILED_STEPS).min(longest));
     // The lesser side is shared: whole panels of it, one slice at least.
     let shared = (m.min(n) + super::MAX_NR) * kc;
     let vectors = (MAX_BLOCK[1] * kernels.nr).max(MAX_BLOCK[2] * kernels.mr);
@@ -148,7 +159,7 @@ impl<'a> Plan<'a> {
         };
         let stream_b = g.n >= g.m;
         let (shared, streamed) = if stream_b { (a, b) } else { (b, a) };
-        let kc = slice_of(g);
+        let kc = if kernels.enter.is_some() { tiled_slice_len(g.k) } else { slice_of(g) };
         let slice_bytes = shared.panels() * shared.width * kernels.room(kc) * size_of::<f32>();
         let phase = (SHARED_BYTES / slice_bytes).max(1);
         // About four tasks a thread even out what the threads do besides.

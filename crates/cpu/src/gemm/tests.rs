@@ -365,7 +365,8 @@ fn a_transposed_result_has_the_same_bits() {
 fn large_sums_over_rows_have_the_same_bits_wherever_they_are() {
     let (m, n, k) = (768, 704, 70);
     let (a, b) = (random(k * m, 1), random(k * n, 2));
-    for (isa, operands) in Isa::supported().flat_map(|isa| [Operands::F32, Operands::Bf16].map(|x| (isa, x))) {
+    for (isa, operands) in Isa::supported().flat_map(|isa| [Operands::F32, Operands::Bf16].map(|x| (isa, x)))
+    {
         let run = |offset: usize, threads: usize| {
             let mut c = Buffer::zeroed(offset + m * n);
             c.as_mut_slice().fill(f32::NAN);

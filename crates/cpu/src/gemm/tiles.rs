@@ -2,7 +2,8 @@
 //! packed, and the unit adds their products to sums in f32. A block of c is 32 x 32, four tiles, which share two tiles of a and
 //! two of b.
 //!
-//! order  slices of k as everywhere; in a slice the unit adds two neighbouring products at a time to each element of c.
+//! order  slices of k of at most [`TILED_KC`](super::plan::TILED_KC) steps; in a slice the unit adds two neighbouring products at a time
+//! to each element of c.
 //!
 //! A tile has 16 rows of 64 bytes. A panel of a is a row of pairs of tiles, each with 32 steps of 16 vectors, a vector a row. In
 //! a panel of b a row of a tile has two steps of 16 vectors, a vector a pair. Steps beyond the end are zero in both.
