@@ -5,10 +5,10 @@
 //! which was packed before, in parallel. Where b is small a task computes a block of c by itself (`blocks`), and where many rows of a
 //! narrow matrix and a wide one are summed nothing is packed (`narrow`). Nothing is allocated once the [`Workspace`] has grown.
 //!
-//! order  k is cut into slices by its length, and by whether the product is `narrow`; inside a slice each element is one chain of
-//! multiply-adds, and the slices are added to c in order. So the bits depend neither on the threads nor on the tiles. Few rows have
-//! another order (`gemv`), and so have narrow matrices on the tile unit (`sliced`). Weights that no longer change are packed once (`kept`:
-//! `panels`, or `halves` for operands that are rounded).
+//! order  k is cut into slices by its length, and by whether the product is `narrow` or on the tile unit; inside a slice each element is one
+//! chain of multiply-adds, and the slices are added to c in order. So the bits depend neither on the threads nor on the tiles. Few rows
+//! have another order (`gemv`), and so have narrow matrices on the tile unit (`sliced`). Weights that no longer change are packed once
+//! (`kept`: `panels`, or `halves` for operands that are rounded).
 
 mod blocks;
 mod dots;

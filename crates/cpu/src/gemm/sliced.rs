@@ -2,7 +2,7 @@
 //! small models. Most of the time goes into packing the wide matrix, which memory delivers fastest row after row. So a task has a slice of
 //! k and all of c: it packs both matrices and leaves its sums, and those of all slices are added afterwards.
 //!
-//! order  slices of k as everywhere; in a slice the unit adds two neighbouring products at a time, from zero. Then the slices are added in
+//! order  slices of k as of products of vectors; in a slice the unit adds two neighbouring products at a time, from zero. Then the slices are added in
 //! order, and their sum to c.
 
 use super::kernel::{Ahead, Kernels, LINE, Packing, Tile, rows_apart};
