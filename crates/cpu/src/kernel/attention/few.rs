@@ -13,7 +13,7 @@ multiversion! {
     pub(super) fn softmax_row<const FMA: bool, A: Real>(s: &mut [A], scale: A) -> (A, A) {
         let max = largest(s) * scale;
         for s in s.iter_mut() {
-            *s = A::fma::<FMA>(*s, scale, -max).exp_low::<FMA>();
+            *s = A::fma::<FMA>(*s, scale, -max).exp_flush::<FMA>();
         }
         let sum = A::of(sum_inline(s, usize::MAX));
         for s in s.iter_mut() {
