@@ -33,14 +33,27 @@ struct Gelu {
         return (z < 0.0f ? t * p : p) + t * p * p * y * (2.0f * ROOT * (1.0f + 3.0f * CUBE * y * y));
     }
 
-    // The same in half as many instructions, accurate enough for bf16. Beyond 10 it is 0 or 1, and within it e^-2u is finite; NaN stays.
-    static DEVICE float fast_slope(float x) {
-        float y;
-        asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(10.0f));
-        asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(y), "f"(-10.0f));
-        const float square = y * y;
+    // Both in the instructions of little more than one of them, accurate enough for bf16. The slope is finite for all numbers: it is bounded
+    // where the logistic function is 0 or 1. NaN stays.
+    static DEVICE float2 fast(float x) {
+        const float y = bounded(x, 1e4f), square = y * y;
         const float t = exp2_flush(y * __fmaf_rn(-2.0f * LOG2E * ROOT * CUBE, square, -2.0f * LOG2E * ROOT));
         const float s = reciprocal_fast(1.0f + t);
-        return __fmaf_rn(t * s * s, y * __fmaf_rn(6.0f * ROOT * CUBE, square, 2.0f * ROOT), s);
+        const float steep = y * __fmaf_rn(6.0f * ROOT * CUBE, square, 2.0f * ROOT);  // x·2u'
+        return make_float2(x * s, __fmaf_rn((1.0f - s) * steep, s, s));
+    }
+    static DEVICE float fast_slope(float x) { return fast(x).y; }
+
+private:
+    // x, but no larger than `most` either way.
+    static DEVICE float bounded(float x, float most) {
+        float y;
+#if __CUDA_ARCH__ >= 860
+        asm("min.NaN.xorsign.abs.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(most));
+#else
+        asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(most));
+        asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(y), "f"(-most));
+#endif
+        return y;
     }
 };

@@ -1,5 +1,7 @@
-// linear_gelu_fwd: pre (rows,n) = inp (rows,k)·weight (n,k)ᵀ + bias, rounded to bf16; out = gelu of the rounded pre; Hopper only
-// moves  each operand once per tile, mostly from L2, and 4 bytes an element of the result; bound: power, shared memory
+// linear_gelu_fwd:        pre (rows,n) = inp (rows,k)·weight (n,k)ᵀ + bias, rounded to bf16; out = gelu of the rounded pre; Hopper only
+// linear_gelu_fwd_slopes: with SLOPES, gelu'(pre) rounded to bf16 in the place of pre, which is all that linear_gelu_bwd makes of it: the helpers
+//                         then compute little more here, and nothing there
+// moves  each operand once per tile, mostly from L2, and 4 bytes an element of the result; bound: power, registers' ports, shared memory
 // grid   a persistent block on each multiprocessor (product/linear_hopper.cuh); needs rows % 128 == 0, n % 256 == 0, k % 64 == 0,
 //        arrays at multiples of 16 bytes
 // order  a product's terms in order, 16 at a time, in f32; the rest elementwise: repeatable
@@ -7,20 +9,36 @@
 #include "elementwise/gelu.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-DEVICE u32 activated(u32 pair) { return pack_bf16(Gelu::fast_value(low(pair)), Gelu::fast_value(high(pair))); }
+// GELU of 8 numbers; with SLOPES these become their slopes.
+DEVICE uint4 activated(uint4& x) {
+    u32* const pairs[4] = {&x.x, &x.y, &x.z, &x.w};
+    u32 out[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if constexpr (SLOPES) {
+            const float2 first = Gelu::fast(low(*pairs[i])), second = Gelu::fast(high(*pairs[i]));
+            out[i] = pack_bf16(first.x, second.x);
+            *pairs[i] = pack_bf16(first.y, second.y);
+        } else {
+            out[i] = pack_bf16(Gelu::fast_value(low(*pairs[i])), Gelu::fast_value(high(*pairs[i])));
+        }
+    }
+    return {out[0], out[1], out[2], out[3]};
+}
 
-// Helper `mine`: out from the rows of pre in the result tile.
-DEVICE void activate(const Space& space, const Tiles& tiles, u32 mine, bf16* out, u64 n) {
+// Helper `mine`: out, and with SLOPES those, from the rows of pre in the result tile.
+DEVICE void activate(const Space& space, const Tiles& tiles, u32 mine, bf16* out, bf16* slopes, u64 n) {
     const u32 lane = threadIdx.x % WARP;
     u32 parity = 0;
     for (u32 t = blockIdx.x; t < tiles.count(); t += gridDim.x, parity ^= 1) {
         const uint2 at = tiles.at(t);
-        bf16* const to = out + at.x * n + at.y + lane * 8;
-        const auto use = [&](u32 row, const Some& x) {
+        const u64 start = at.x * n + at.y + lane * 8;
+        const auto use = [&](u32 row, Some& x) {
 #pragma unroll
-            for (u32 i = 0; i < AT_ONCE; i++)
-                *reinterpret_cast<uint4*>(to + (row + i) * n) = {activated(x.at[i].x), activated(x.at[i].y), activated(x.at[i].z),
-                                                                 activated(x.at[i].w)};
+            for (u32 i = 0; i < AT_ONCE; i++) {
+                *reinterpret_cast<uint4*>(out + start + (row + i) * n) = activated(x.at[i]);
+                if constexpr (SLOPES) *reinterpret_cast<uint4*>(slopes + start + (row + i) * n) = x.at[i];
+            }
         };
         walk(space, mine, space.filled, parity, use, [&](u32 consumer) {
             __syncwarp();
@@ -52,9 +70,15 @@ DEVICE void write_rows(u32 rows, const float (&acc)[128], const u32 (&bias)[32])
 }
 #endif
 
+#if SLOPES
+#define NAME linear_gelu_fwd_slopes
+#else
+#define NAME linear_gelu_fwd
+#endif
+
 KERNEL __launch_bounds__(THREADS, 1)
-    linear_gelu_fwd(bf16* out, const __grid_constant__ TensorMap pre, const __grid_constant__ TensorMap inp,
-                    const __grid_constant__ TensorMap weight, const bf16* bias, u32 rows, u32 n, u32 k) {
+    NAME(bf16* out, bf16* slopes, const __grid_constant__ TensorMap pre, const __grid_constant__ TensorMap inp,
+         const __grid_constant__ TensorMap weight, const bf16* bias, u32 rows, u32 n, u32 k) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     const Space space = prepare();
     const Tiles tiles(rows, n);
@@ -62,7 +86,7 @@ KERNEL __launch_bounds__(THREADS, 1)
     if (threadIdx.x < GROUP) {
         fewer_registers<FEW>();
         if (threadIdx.x == 0) produce<true>(space, tiles, inp, weight, k);
-        if (warp > 0) activate(space, tiles, warp - 1, out, n);
+        if (warp > 0) activate(space, tiles, warp - 1, out, slopes, n);
         return;
     }
     more_registers<MANY>();
@@ -75,15 +99,17 @@ KERNEL __launch_bounds__(THREADS, 1)
         u32 biases[32];
         multiply<true>(acc, space, turn, k, [&] { read_bias(biases, bias, at.y); });
         barrier_wait(space.ready + 8 * consumer, parity);  // helpers have read the tile before
-        if (lane == 0) tma_store_wait<0>();
+        if (!SLOPES && lane == 0) tma_store_wait<0>();
         __syncwarp();
         write_rows(mine, acc, biases);
-        shared_fence();
+        if (!SLOPES) shared_fence();
         __syncwarp();
         if (lane == 0) {
+            if (!SLOPES) {
 #pragma unroll
-            for (int p = 0; p < PARTS; p++) tma_store(pre, (i32)at.y + p * BK, (i32)(at.x + consumer * ROWS), mine + p * PART);
-            tma_store_commit();
+                for (int p = 0; p < PARTS; p++) tma_store(pre, (i32)at.y + p * BK, (i32)(at.x + consumer * ROWS), mine + p * PART);
+                tma_store_commit();
+            }
             barrier_arrive(space.filled + 8 * consumer);
         }
     }

@@ -1,12 +1,13 @@
 // linear_gelu_bwd: d_pre (rows,n) = (d_out (rows,k)·weight (k,n)) ∘ gelu'(pre), gelu' rounded to bf16; partials (rows/128, n) = sums of
 //                  d_pre over each 128 rows; Hopper only
+// linear_gelu_bwd_slopes: with SLOPES, the same from the rounded gelu'(pre) in the place of pre, as linear_gelu_fwd_slopes leaves it
 // moves  each operand once per tile, mostly from L2, and 4 bytes an element of the result; bound: power, shared memory
 // grid   a persistent block on each multiprocessor (product/linear_hopper.cuh); needs rows % 128 == 0, n % 256 == 0, k % 64 == 0,
 //        arrays at multiples of 16 bytes
 // order  a product's terms in order, 16 at a time, in f32; of 128 rows each helper sums its own in order, then the helpers in order:
 //        repeatable, whatever the grid
 //
-// While a tile is multiplied, helpers turn the tile of pre into slopes, in place; the consumers multiply by them, and leave the result
+// While a tile is multiplied, helpers turn the tile of pre into slopes, in place, unless they are there already; the consumers multiply by them, and leave the result
 // there too. The helpers store it, sum its columns, and fetch the next tile of pre.
 #include "product/linear_hopper.cuh"
 #include "common/mma.cuh"
@@ -72,7 +73,7 @@ DEVICE void differentiate(const Space& space, const Tiles& tiles, u32 mine, cons
         const bool more = t + gridDim.x < tiles.count();
         const uint2 at = tiles.at(t), next = tiles.at(more ? t + gridDim.x : t);
         for (u32 w = mine; more && w < CONSUMERS; w += HELPERS) fetch_into_l2(pre, next, w);
-        to_slopes(space, mine, parity);
+        if constexpr (!SLOPES) to_slopes(space, mine, parity);
         float sums[8] = {};
         const auto add_rows = [&](u32 row, const Some& x) {
 #pragma unroll
@@ -123,9 +124,15 @@ DEVICE void multiply_rows(u32 rows, const float (&acc)[128]) {
 }
 #endif
 
+#if SLOPES
+#define NAME linear_gelu_bwd_slopes
+#else
+#define NAME linear_gelu_bwd
+#endif
+
 KERNEL __launch_bounds__(THREADS, 1)
-    linear_gelu_bwd(float* partials, const __grid_constant__ TensorMap d_pre, const __grid_constant__ TensorMap pre,
-                    const __grid_constant__ TensorMap d_out, const __grid_constant__ TensorMap weight, u32 rows, u32 n, u32 k) {
+    NAME(float* partials, const __grid_constant__ TensorMap d_pre, const __grid_constant__ TensorMap pre,
+         const __grid_constant__ TensorMap d_out, const __grid_constant__ TensorMap weight, u32 rows, u32 n, u32 k) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     const Space space = prepare();
     const Tiles tiles(rows, n);
@@ -143,7 +150,7 @@ KERNEL __launch_bounds__(THREADS, 1)
     for (u32 t = blockIdx.x; t < tiles.count(); t += gridDim.x, parity ^= 1) {
         float acc[128];
         multiply<false>(acc, space, turn, k, [] {});
-        barrier_wait(space.ready + 8 * consumer, parity);
+        barrier_wait((SLOPES ? space.fetched : space.ready) + 8 * consumer, parity);
         multiply_rows(space.rows(consumer), acc);
         shared_fence();
         __syncwarp();

@@ -98,6 +98,7 @@ impl CudaEngine {
             summed: &mut Vec::new(),
             micro_step: 0,
             op: 0,
+            range: &(0..1),
             out: &mut launches,
         };
         crate::op::lower(&mut cx, &program.nodes()[0].op)?;

@@ -168,6 +168,7 @@ impl CudaEngine {
                 summed: &mut summed,
                 micro_step: scalars.added(),
                 op: turn.op,
+                range: &key.ops,
                 out,
             };
             op::lower(&mut cx, op)?;

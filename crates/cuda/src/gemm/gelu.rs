@@ -1,6 +1,9 @@
 //! Products of bf16 numbers with GELU or its derivative behind them, by our own kernels on Hopper (`product/linear_gelu.cu` and
 //! `product/linear_gelu_bwd.cu`): they compute the epilogue of a tile while the next one is multiplied. The search times them beside the
 //! library's algorithms.
+//!
+//! The backward needs of the numbers before GELU only its slopes at them. Where nothing else reads them, the forward's kernel can leave the
+//! slopes in their place ([`Saved::Slopes`]): it has the exponential already, and the backward's is spared a third of what it computes.
 
 use super::column_sums::Step;
 use super::{Addresses, Extra, Problem};
@@ -59,14 +62,25 @@ pub(super) fn wish(info: &DeviceInfo, problem: &Problem) -> Wish {
     }
 }
 
-fn spec(extra: Extra) -> Spec {
+/// What a forward with GELU leaves for the backward, rounded to bf16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Saved {
+    /// The numbers before GELU.
+    Inputs,
+    /// The slopes of GELU at these, rounded as the numbers are.
+    Slopes,
+}
+
+fn spec(extra: Extra, saved: Saved) -> Spec {
     let file = if extra == Extra::GeluGrad { "product/linear_gelu_bwd.cu" } else { "product/linear_gelu.cu" };
-    Spec::new(file).define("ACT", "bf16").define("BAND", BAND)
+    let slopes = u32::from(saved == Saved::Slopes);
+    Spec::new(file).define("ACT", "bf16").define("BAND", BAND).define("SLOPES", slopes)
 }
 
 /// Every specialisation.
 pub(super) fn specs() -> Vec<Spec> {
-    [Extra::GeluGrad, Extra::Gelu { bias: true }].map(spec).into()
+    let both = |extra| [Saved::Inputs, Saved::Slopes].map(|saved| spec(extra, saved));
+    [Extra::GeluGrad, Extra::Gelu { bias: true }].map(both).into_iter().flatten().collect()
 }
 
 /// How many rows of partial sums of the result's columns the derivative's kernel leaves.
@@ -79,11 +93,13 @@ pub(crate) fn partial_bytes(problem: &Problem) -> usize {
     if problem.extra == Extra::GeluGrad { partial_rows(problem) * problem.m * size_of::<f32>() } else { 0 }
 }
 
-/// The launch of a product that the kernels take. The derivative's leaves sums of columns at `partials`.
+/// The launch of a product that the kernels take, where the matrix on the side has what is `saved`. The derivative's leaves sums of columns
+/// at `partials`.
 pub(crate) fn gelu_product(
     device: &'static Device,
     problem: &Problem,
     at: &Addresses,
+    saved: Saved,
     partials: u64,
 ) -> Result<Step> {
     let Problem { m, n, k, extra, .. } = *problem;
@@ -91,17 +107,23 @@ pub(crate) fn gelu_product(
         Matrix { at, rows, cols, bytes: 2 }.tensor_map(device, box_rows)
     };
     let left = map(at.b, [n, k], TILE[0] as u32)?;
-    let pre = map(at.aux, [n, m], STORE_ROWS)?;
-    let (name, args) = if extra == Extra::GeluGrad {
+    let side = map(at.aux, [n, m], STORE_ROWS)?;
+    let args = if extra == Extra::GeluGrad {
         let (result, weight) = (map(at.d, [n, m], STORE_ROWS)?, map(at.a, [k, m], DEPTH as u32)?);
-        ("linear_gelu_bwd", Args::new().ptr(partials).words(&result).words(&pre).words(&left).words(&weight))
+        Args::new().ptr(partials).words(&result).words(&side).words(&left).words(&weight)
     } else {
         let weight = map(at.a, [m, k], TILE[1] as u32)?;
-        ("linear_gelu_fwd", Args::new().ptr(at.d).words(&pre).words(&left).words(&weight).ptr(at.bias))
+        Args::new().ptr(at.d).ptr(at.aux).words(&side).words(&left).words(&weight).ptr(at.bias)
+    };
+    let name = match (extra == Extra::GeluGrad, saved) {
+        (false, Saved::Inputs) => "linear_gelu_fwd",
+        (false, Saved::Slopes) => "linear_gelu_fwd_slopes",
+        (true, Saved::Inputs) => "linear_gelu_bwd",
+        (true, Saved::Slopes) => "linear_gelu_bwd_slopes",
     };
     let tiles = n / TILE[0] * (m / TILE[1]);
     let blocks = tiles.min(device.info.sms as usize);
-    let function = device.function(&spec(extra).kernel(name))?;
+    let function = device.function(&spec(extra, saved).kernel(name))?;
     Ok((name, function, Grid::linear(blocks, 384).shared(SHARED), args.u32s([n, m, k])))
 }
 

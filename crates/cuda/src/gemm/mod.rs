@@ -16,7 +16,7 @@ mod split;
 mod store;
 
 pub(crate) use column_sums::{ColumnSums, Step, spec};
-pub(crate) use gelu::{gelu_product, partial_bytes, partial_rows};
+pub(crate) use gelu::{Saved, gelu_product, partial_bytes, partial_rows};
 pub(crate) use problem::{Addresses, Extra, Problem, Sizes};
 pub(crate) use search::{Bench, workspace_limit};
 pub(crate) use split::{split_product, splits};
@@ -113,6 +113,23 @@ impl Gemms {
                 self.choose(bench, problem, at)?.is_some_and(|choice| choice.fastest(true) == Fastest::Own)
             }
         })
+    }
+
+    /// Whether a forward with GELU and its backward, in this order, are computed by our own kernels that leave and take its slopes.
+    pub fn pass_slopes(
+        &mut self,
+        bench: &mut Bench<'_>,
+        products: [(Problem, Addresses); 2],
+    ) -> Result<bool> {
+        match products.map(|(problem, _)| gelu::wish(&bench.device.info, &problem)) {
+            [Wish::Own, Wish::Own] => return Ok(true),
+            [Wish::Faster, Wish::Faster] => {}
+            _ => return Ok(false),
+        }
+        let [forward, backward] = products;
+        let forward = self.choose(bench, &forward.0, &forward.1)?;
+        let backward = self.choose(bench, &backward.0, &backward.1)?;
+        Ok(forward.zip(backward).is_some_and(|(f, b)| ChosenAlgorithm::slopes_are_faster(&f, &b)))
     }
 
     /// The best algorithm: remembered, handed in, stored, or searched for.

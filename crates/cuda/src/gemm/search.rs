@@ -3,7 +3,7 @@
 //! Timings run in memory of their own, filled with noise: no slot is written, and the power drawn is that of real numbers.
 
 use super::column_sums::{ColumnSums, Step};
-use super::gelu::{gelu_product, partial_bytes};
+use super::gelu::{Saved, gelu_product, partial_bytes};
 use super::load::{Load, Turn, first_look, under_load};
 use super::problem::{ALIGN, Addresses, Extra, Problem, bytes_of};
 use super::store::{Candidate, ChosenAlgorithm};
@@ -76,6 +76,8 @@ enum Way {
     Apart,
     /// Our own kernel.
     Own,
+    /// Our own kernel that leaves or takes slopes of GELU.
+    Slopes,
 }
 
 /// What a way puts on the stream.
@@ -136,6 +138,7 @@ pub(crate) fn search(
         first_ms: None,
         rival_ms: None,
         own_ms: None,
+        slopes_ms: None,
     };
     if problem.flops() < SMALL {
         return Ok(Some(unmeasured));
@@ -163,6 +166,7 @@ pub(crate) fn search(
         first_ms,
         rival_ms: None,
         own_ms: None,
+        slopes_ms: None,
     }))
 }
 
@@ -235,8 +239,10 @@ impl Bench<'_> {
             work.extend(spared.iter().cloned().map(Work::Kernel));
         }
         if own {
-            let kernel = gelu_product(self.device, problem, &arena.at, arena.workspace)?;
-            ways.push((Way::Own, vec![Work::Kernel(kernel)]));
+            for (way, saved) in [(Way::Own, Saved::Inputs), (Way::Slopes, Saved::Slopes)] {
+                let kernel = gelu_product(self.device, problem, &arena.at, saved, arena.workspace)?;
+                ways.push((way, vec![Work::Kernel(kernel)]));
+            }
         }
         let time = |ways: &mut [(Way, Vec<Work>)], Turn { way, skip, repeats }: Turn| {
             let run = || ways[way].1.iter_mut().try_for_each(|work| work.enqueue(self.stream));
@@ -254,6 +260,7 @@ impl Bench<'_> {
                 Way::Library => choice.best.ms = Some(ms),
                 Way::Apart => choice.rival_ms = Some(ms),
                 Way::Own => choice.own_ms = Some(ms),
+                Way::Slopes => choice.slopes_ms = Some(ms),
             }
         }
         Ok(())

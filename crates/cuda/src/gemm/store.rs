@@ -32,6 +32,10 @@ pub(crate) struct ChosenAlgorithm {
     /// Milliseconds of our own kernel, where that was measured. An entry from before there was one stays as it is: its bits are kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own_ms: Option<f32>,
+    /// Milliseconds of our own kernel that leaves or takes slopes of GELU, where that was measured. An entry from before there was one stays
+    /// as it is, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slopes_ms: Option<f32>,
 }
 
 /// What was the fastest way to compute a product.
@@ -51,8 +55,12 @@ const CLEARLY: f32 = 0.985;
 impl ChosenAlgorithm {
     /// How long the ways to compute it took, in words.
     pub fn compared(&self) -> String {
-        let ways =
-            [("the library", self.best.ms), ("two kernels", self.rival_ms), ("our own kernel", self.own_ms)];
+        let ways = [
+            ("the library", self.best.ms),
+            ("two kernels", self.rival_ms),
+            ("our own kernel", self.own_ms),
+            ("our own with slopes", self.slopes_ms),
+        ];
         let timed = ways.into_iter().filter_map(|(way, ms)| Some(format!("{way} {:.4} ms", ms?)));
         format!("; compared: {}", timed.collect::<Vec<_>>().join(", "))
     }
@@ -64,6 +72,19 @@ impl ChosenAlgorithm {
         for ms in [&mut self.rival_ms, &mut self.own_ms] {
             *ms = ms.filter(|ms| *ms < most);
         }
+    }
+
+    /// Milliseconds of what was the fastest, slopes aside; `None` if the library's algorithm was taken unmeasured.
+    fn fastest_ms(&self) -> Option<f32> {
+        let others = [self.rival_ms, self.own_ms].into_iter().flatten();
+        Some(others.fold(self.best.ms?, f32::min))
+    }
+
+    /// Whether a forward and its backward are clearly faster together if slopes of GELU pass between them.
+    pub fn slopes_are_faster(forward: &Self, backward: &Self) -> bool {
+        let sum = |of: fn(&Self) -> Option<f32>| Some(of(forward)? + of(backward)?);
+        let both = [sum(|choice| choice.slopes_ms), sum(Self::fastest_ms)];
+        matches!(both, [Some(slopes), Some(inputs)] if slopes < CLEARLY * inputs)
     }
 
     /// What was the fastest; our own kernel only where it may be taken. The library, unless others were measured and one is faster.
@@ -220,6 +241,7 @@ mod tests {
             first_ms: Some(0.3),
             rival_ms: None,
             own_ms: None,
+            slopes_ms: None,
         }
     }
 
@@ -272,6 +294,30 @@ mod tests {
             made.settle();
             assert_eq!(made.fastest(true), way, "{rival} {own}");
         }
+    }
+
+    #[test]
+    fn slopes_pass_where_both_products_together_are_clearly_faster() {
+        let timed = |library, own, slopes| ChosenAlgorithm {
+            best: Candidate { ms: library, ..choice().best },
+            own_ms: own,
+            slopes_ms: slopes,
+            ..choice()
+        };
+        let forward = timed(Some(0.64), Some(0.63), Some(0.74));
+        let backward = timed(Some(0.75), None, Some(0.56));
+        assert!(ChosenAlgorithm::slopes_are_faster(&forward, &backward), "1.30 against 1.38 ms");
+        assert!(!ChosenAlgorithm::slopes_are_faster(&forward, &timed(Some(0.75), Some(0.68), Some(0.56))));
+        assert!(
+            !ChosenAlgorithm::slopes_are_faster(&forward, &timed(Some(0.75), None, Some(0.63))),
+            "not clearly"
+        );
+        // an entry from before slopes were timed, and one that was never timed
+        assert!(!ChosenAlgorithm::slopes_are_faster(&forward, &timed(Some(9.0), None, None)));
+        assert!(!ChosenAlgorithm::slopes_are_faster(&timed(None, None, Some(0.1)), &backward));
+        let text = serde_json::to_string(&choice()).unwrap();
+        assert!(!text.contains("slopes_ms"), "an entry without is what it was: {text}");
+        assert_eq!(serde_json::from_str::<ChosenAlgorithm>(&text).unwrap(), choice());
     }
 
     #[test]

@@ -5,12 +5,12 @@ use super::lower::{Lower, Partials};
 use super::{elementwise, gemv};
 use crate::args::{Args, Grid};
 use crate::gemm::{
-    Addresses, Bench, ColumnSums, Extra, Problem, Sizes, gelu_product, partial_bytes, partial_rows, spec,
-    split_product, splits,
+    Addresses, Bench, ColumnSums, Extra, Problem, Saved, Sizes, gelu_product, partial_bytes, partial_rows,
+    spec, split_product, splits,
 };
 use crate::kernels::Spec;
 use crate::{Error, Result};
-use ironhorse_core::op::{Act, ActBwd, ActFwd, LinearBwdInput, LinearBwdWeight, LinearFwd, PreAct};
+use ironhorse_core::op::{Act, ActBwd, ActFwd, LinearBwdInput, LinearBwdWeight, LinearFwd, Op, PreAct};
 use ironhorse_core::{DType, Slot};
 use std::rc::Rc;
 
@@ -25,9 +25,11 @@ pub(crate) fn linear_fwd(cx: &mut Lower<'_>, op: &LinearFwd) -> Result<()> {
         return product_and_bias(cx, &sizes, &Addresses { d: cx.ptr(op.out)?, bias, ..at });
     };
     if fuses(cx, act, op.out) {
-        let fused = Addresses { d: cx.ptr(op.out)?, bias, aux: cx.ptr(pre)?, ..at };
-        let problem = Problem::forward(&sizes, &fused).extra(Extra::Gelu { bias: bias != 0 });
-        if own_gelu(cx, &problem, &fused)?.is_some() || library(cx, "linear_fwd_gelu", &problem, &fused)? {
+        let (problem, fused) = gelu_forward(cx, op, pre)?;
+        let saved = saved(cx, pre)?;
+        if own_gelu(cx, &problem, &fused, saved)?.is_some()
+            || library(cx, "linear_fwd_gelu", &problem, &fused)?
+        {
             return Ok(());
         }
     }
@@ -44,9 +46,9 @@ pub(crate) fn linear_bwd_input(cx: &mut Lower<'_>, op: &LinearBwdInput) -> Resul
         ..Addresses::default()
     };
     if let Some(pre) = op.pre.filter(|pre| fuses(cx, pre.act, op.d_inp)) {
-        let fused = Addresses { aux: cx.ptr(pre.slot)?, ..at };
-        let problem = Problem::input_gradient(&sizes, &fused).extra(Extra::GeluGrad);
-        if let Some(at) = own_gelu(cx, &problem, &fused)? {
+        let (problem, fused) = gelu_backward(cx, op, pre.slot)?;
+        let saved = saved(cx, pre.slot)?;
+        if let Some(at) = own_gelu(cx, &problem, &fused, saved)? {
             *cx.partials = Some(Partials { op: cx.op, of: op.d_inp, at, rows: partial_rows(&problem) });
             return Ok(());
         }
@@ -111,18 +113,69 @@ fn library(cx: &mut Lower<'_>, name: &'static str, problem: &Problem, at: &Addre
     library_scaled(cx, name, problem, at, plain(problem))
 }
 
+/// A forward with GELU behind it.
+fn gelu_forward(cx: &Lower<'_>, op: &LinearFwd, pre: Slot) -> Result<(Problem, Addresses)> {
+    let at = Addresses {
+        a: cx.ptr(op.weight)?,
+        b: cx.ptr(op.inp)?,
+        d: cx.ptr(op.out)?,
+        bias: cx.optional(op.bias)?,
+        aux: cx.ptr(pre)?,
+        ..Addresses::default()
+    };
+    let sizes = sizes(cx, op.inp, op.weight.shape.rows(), op.out);
+    Ok((Problem::forward(&sizes, &at).extra(Extra::Gelu { bias: op.bias.is_some() }), at))
+}
+
+/// An input gradient with GELU's derivative behind it.
+fn gelu_backward(cx: &Lower<'_>, op: &LinearBwdInput, pre: Slot) -> Result<(Problem, Addresses)> {
+    let at = Addresses {
+        a: cx.ptr(op.weight)?,
+        b: cx.ptr(op.d_out)?,
+        d: cx.ptr(op.d_inp)?,
+        aux: cx.ptr(pre)?,
+        ..Addresses::default()
+    };
+    let sizes = sizes(cx, op.d_inp, op.d_out.shape.cols(), op.d_inp);
+    Ok((Problem::input_gradient(&sizes, &at).extra(Extra::GeluGrad), at))
+}
+
+/// What is between the forward that writes `pre` and its backward: slopes only if both are lowered together, nothing else touches the slot, and
+/// it is faster. Either op finds the same.
+fn saved(cx: &mut Lower<'_>, pre: Slot) -> Result<Saved> {
+    let (forward, backward) = match (&cx.program.nodes()[cx.op].op, cx.partner(pre)) {
+        (Op::LinearFwd(forward), Some(Op::LinearBwdInput(backward)))
+        | (Op::LinearBwdInput(backward), Some(Op::LinearFwd(forward))) => (*forward, *backward),
+        _ => return Ok(Saved::Inputs),
+    };
+    let gelu = Some(PreAct { act: Act::Gelu, slot: pre });
+    if (forward.pre, backward.pre) != (gelu, gelu) || !fuses(cx, Act::Gelu, backward.d_inp) {
+        return Ok(Saved::Inputs);
+    }
+    let products = [gelu_forward(cx, &forward, pre)?, gelu_backward(cx, &backward, pre)?];
+    if !products.iter().all(|(problem, _)| problem.is_askable()) {
+        return Ok(Saved::Inputs);
+    }
+    let mut bench = Bench { device: cx.device, stream: cx.stream };
+    let slopes = cx.libraries.gemms(cx.device)?.pass_slopes(&mut bench, products)?;
+    Ok(if slopes { Saved::Slopes } else { Saved::Inputs })
+}
+
 /// A product by our own kernel with GELU or its derivative, where that is to be used; then the address of the partial sums of columns
 /// that the derivative's leaves.
-fn own_gelu(cx: &mut Lower<'_>, problem: &Problem, at: &Addresses) -> Result<Option<u64>> {
+fn own_gelu(cx: &mut Lower<'_>, problem: &Problem, at: &Addresses, saved: Saved) -> Result<Option<u64>> {
     let mut bench = Bench { device: cx.device, stream: cx.stream };
-    if !problem.is_askable() || !cx.libraries.gemms(cx.device)?.is_own(&mut bench, problem, at)? {
+    let mut is_own = || -> Result<bool> {
+        Ok(saved == Saved::Slopes || cx.libraries.gemms(cx.device)?.is_own(&mut bench, problem, at)?)
+    };
+    if !problem.is_askable() || !is_own()? {
         return Ok(None);
     }
     let partials = match partial_bytes(problem) {
         0 => 0,
         bytes => cx.scratch(bytes)?,
     };
-    cx.launch_all([gelu_product(cx.device, problem, at, partials)?]);
+    cx.launch_all([gelu_product(cx.device, problem, at, saved, partials)?]);
     Ok(Some(partials))
 }
 

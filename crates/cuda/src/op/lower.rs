@@ -11,6 +11,7 @@ use crate::squares::{Squares, Sums, covers, norm_follows};
 use crate::{Result, Settings};
 use ironhorse_core::op::{Accum, Op};
 use ironhorse_core::{Program, Slot};
+use std::ops::Range;
 use std::rc::Rc;
 
 /// What launchers work with while a program is lowered.
@@ -40,6 +41,8 @@ pub(crate) struct Lower<'a> {
     pub micro_step: u32,
     /// Index of the op being lowered.
     pub op: usize,
+    /// The ops that are lowered together, by their places in the program.
+    pub range: &'a Range<usize>,
     pub out: &'a mut Vec<Launch>,
 }
 
@@ -56,6 +59,27 @@ pub(crate) struct Partials {
     /// The address of the sums, and how many rows of them there are.
     pub at: u64,
     pub rows: usize,
+}
+
+/// Where one op writes `slot` and one other op alone reads that: the other one than `op`, if both are in `range`. What is in the slot from
+/// the one to the other is then nobody else's business.
+fn passes(program: &Program, range: &Range<usize>, op: usize, slot: Slot) -> Option<usize> {
+    let nodes = program.nodes();
+    let touches = |at: &usize| nodes[*at].op.args().iter().any(|arg| arg.slot.overlaps(&slot));
+    // exactly this slot, and nothing of it is read
+    let overwrites = |at: usize| {
+        let op = &nodes[at].op;
+        op.writes().any(|to| to == slot) && !op.reads().any(|from| from.overlaps(&slot))
+    };
+    let first = if overwrites(op) { op } else { (0..op).rev().find(touches)? };
+    let mut behind = (first + 1..nodes.len()).filter(touches);
+    let second = behind.next()?;
+    let alone = overwrites(first)
+        && nodes[second].op.reads().any(|from| from == slot)
+        && !nodes[second].op.writes().any(|to| to.overlaps(&slot))
+        && behind.next().is_none_or(overwrites);
+    let other = if op == first { second } else { first };
+    (alone && [first, second].contains(&op) && range.contains(&op) && range.contains(&other)).then_some(other)
 }
 
 impl Lower<'_> {
@@ -114,6 +138,12 @@ impl Lower<'_> {
         let sums = |op: &Op| matches!(op, Op::LinearBwdWeight(op) if op.d_out == slot && op.d_bias.is_some());
         let mut until = next.take_while(|op| sums(op) || !op.writes().any(|to| to.overlaps(&slot)));
         until.any(sums)
+    }
+
+    /// The other one of the two ops between which `slot` passes, see [`passes`].
+    pub fn partner(&self, slot: Slot) -> Option<&Op> {
+        let at = passes(self.program, self.range, self.op, slot)?;
+        Some(&self.program.nodes()[at].op)
     }
 
     /// The address for `count` sums of squares of a gradient that the op overwrites, if the norm of all gradients is made of them.
@@ -239,5 +269,65 @@ impl Lower<'_> {
             name: "copy",
             work: Work::Copy { to, from, bytes },
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::passes;
+    use ironhorse_core::op::{Act, ActFwd, LinearBwdInput, LinearFwd, PreAct};
+    use ironhorse_core::{Builder, DType, Program, Slot};
+
+    const FORWARD: usize = 0;
+
+    /// A forward with GELU, its backward behind `between`, and what comes `after`; and the slot that passes from the one to the other.
+    fn program(between: bool, after: bool, forward_again: bool) -> (Program, Slot) {
+        let mut b = Builder::new();
+        let mut slot = |name: &str, sizes: [usize; 2]| b.io(name, sizes, DType::BF16);
+        let [inp, d_out] = ["inp", "d_out"].map(|name| slot(name, [128, 64]));
+        let [out, pre, d_pre, other] = ["out", "pre", "d_pre", "other"].map(|name| slot(name, [128, 256]));
+        let (weight, next) = (slot("weight", [256, 64]), slot("next", [64, 256]));
+        let act = Some(PreAct { act: Act::Gelu, slot: pre });
+        let forward = LinearFwd { out, pre: act, inp, weight, bias: None };
+        let reader = ActFwd { out: other, inp: pre, act: Act::Gelu };
+        b.push(forward).unwrap();
+        if between {
+            b.push(reader).unwrap();
+        }
+        b.push(LinearBwdInput { d_inp: d_pre, d_out, weight: next, pre: act }).unwrap();
+        if after {
+            b.push(reader).unwrap();
+        }
+        if forward_again {
+            b.push(forward).unwrap();
+        }
+        (b.finish().unwrap(), pre)
+    }
+
+    #[test]
+    fn a_slot_passes_from_its_writer_to_its_only_reader() {
+        for again in [false, true] {
+            let (program, pre) = program(false, false, again);
+            let all = 0..program.nodes().len();
+            assert_eq!(passes(&program, &all, FORWARD, pre), Some(1));
+            assert_eq!(passes(&program, &all, 1, pre), Some(FORWARD));
+            // ops that run by themselves pass on what their slots are said to hold
+            for part in [0..1, 1..all.end] {
+                assert_eq!(passes(&program, &part, part.start, pre), None);
+            }
+            // the second forward has no reader
+            assert_eq!(again.then(|| passes(&program, &all, 2, pre)).flatten(), None);
+        }
+    }
+
+    #[test]
+    fn a_slot_with_another_reader_does_not_pass() {
+        for (between, after) in [(true, false), (false, true), (true, true)] {
+            let (program, pre) = program(between, after, false);
+            let all = 0..program.nodes().len();
+            let backward = 1 + usize::from(between);
+            let found = [FORWARD, backward].map(|op| passes(&program, &all, op, pre));
+            assert_eq!(found, [None; 2], "{between} {after}");
+        }
     }
 }
