@@ -99,8 +99,7 @@ impl Session {
         let sums = self.ranks.sums.is_some();
         let scalars = &Scalars { overwrites: scalars.overwrites || sums, ..*scalars };
         batch.write(self.engine.as_mut(), program)?;
-        self.engine.run_section(program, Section::Forward, scalars)?;
-        self.backward(scalars)
+        self.forward_and_backward(scalars)
     }
 
     /// The optimizer's update after the last micro-step; returns (loss, gradient norm before clipping).

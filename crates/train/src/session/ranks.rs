@@ -128,18 +128,19 @@ impl Session {
         }
     }
 
-    /// The backward of a micro-step that was begun, and what adds it to the others. What ranks exchange of gradients goes on while the
-    /// backward computes the next of them, where the engine can do both.
-    pub(super) fn backward(&mut self, scalars: &Scalars) -> Result<()> {
+    /// A micro-step whose batch is written, in one range of ops, and what adds it to the others. What ranks exchange of gradients goes on while
+    /// the backward computes the next of them, where the engine can do both.
+    pub(super) fn forward_and_backward(&mut self, scalars: &Scalars) -> Result<()> {
         let program = self.programs.train.as_ref().ok_or_else(not_trained)?;
-        let (backward, after) = (program.range(Section::Backward), self.ranks.after.clone());
+        let ops = program.range(Section::Forward).start..program.range(Section::Backward).end;
+        let after = self.ranks.after.clone();
         let behind = after.get(self.ranks.made).filter(|_| self.ranks.sums.is_some());
         self.ranks.made += 1;
         match behind {
             Some(Behind { beside, .. }) if !beside.is_empty() => {
-                self.engine.run_beside(program, backward, beside, scalars)?;
+                self.engine.run_beside(program, ops, beside, scalars)?;
             }
-            _ => self.engine.run(program, backward, scalars)?,
+            _ => self.engine.run(program, ops, scalars)?,
         }
         let then = behind.map_or(&[][..], |behind| &behind.then);
         Ok(then.iter().try_for_each(|ops| self.engine.run(program, ops.clone(), scalars))?)
@@ -164,14 +165,14 @@ impl Session {
             };
         let [forward, backward, update] =
             [Section::Forward, Section::Backward, Section::Update].map(|section| program.range(section));
+        let micro_step = forward.start..backward.end;
         let after = self.ranks.after.clone();
         if after.is_empty() {
             record(self.engine.as_mut(), 0..update.end, &[])?;
             return Ok(all);
         }
         for behind in after.iter().take(shares.len()) {
-            record(self.engine.as_mut(), forward.clone(), &[])?;
-            record(self.engine.as_mut(), backward.clone(), &behind.beside)?;
+            record(self.engine.as_mut(), micro_step.clone(), &behind.beside)?;
             for ops in &behind.then {
                 record(self.engine.as_mut(), ops.clone(), &[])?;
             }
