@@ -13,7 +13,6 @@ use ironhorse_core::{Builder, DType, Engine, EngineExt, Program, Scalars, Shape,
 use ironhorse_cuda::{CudaEngine, Settings};
 use ironhorse_testkit::Rng;
 
-const WIDTH: usize = 256;
 const FFN: usize = 1024;
 
 /// Some ops of a block's backward.
@@ -25,20 +24,20 @@ struct Net {
 }
 
 /// GELU's derivative behind a product, a norm's, and the gradients of two biases.
-fn net(rows: usize) -> Net {
+fn net(rows: usize, width: usize) -> Net {
     let mut b = Builder::new();
     let mut slot = |name: &str, shape: Shape, dtype| b.io(name, shape, dtype);
     let bf16 = DType::BF16;
     let [d_out, d_norm, d_res, inp] =
-        ["d_out", "d_norm", "d_res", "inp"].map(|x| slot(x, [rows, WIDTH].into(), bf16));
+        ["d_out", "d_norm", "d_res", "inp"].map(|x| slot(x, [rows, width].into(), bf16));
     let [pre, d_pre] = ["pre", "d_pre"].map(|x| slot(x, [rows, FFN].into(), bf16));
-    let (weight, gain) = (slot("weight", [WIDTH, FFN].into(), bf16), slot("gain", [WIDTH].into(), bf16));
+    let (weight, gain) = (slot("weight", [width, FFN].into(), bf16), slot("gain", [width].into(), bf16));
     let [mean, rstd] = ["mean", "rstd"].map(|x| slot(x, [rows].into(), DType::F32));
     let [d_gain, d_shift, bias_2] =
-        ["d_gain", "d_shift", "bias_2"].map(|x| slot(x, [WIDTH].into(), DType::F32));
+        ["d_gain", "d_shift", "bias_2"].map(|x| slot(x, [width].into(), DType::F32));
     let (d_fc, bias_1) =
-        (slot("d_fc", [FFN, WIDTH].into(), DType::F32), slot("bias_1", [FFN].into(), DType::F32));
-    let d_proj = slot("d_proj", [WIDTH, WIDTH].into(), DType::F32);
+        (slot("d_fc", [FFN, width].into(), DType::F32), slot("bias_1", [FFN].into(), DType::F32));
+    let d_proj = slot("d_proj", [width, width].into(), DType::F32);
     let accum = Accum::Write;
     let act = Some(PreAct { act: Act::Gelu, slot: pre });
     b.push(LinearBwdInput { d_inp: d_pre, d_out, weight, pre: act }).unwrap();
@@ -114,8 +113,8 @@ fn bias_gradients(engine: &mut CudaEngine, net: &Net, cuts: &[usize]) -> Vec<Vec
 #[test]
 #[ignore = "needs a GPU"]
 fn sums_left_by_the_op_before_are_those_of_its_result() {
-    for rows in [128, 256, 4096, 130] {
-        let net = net(rows);
+    for [rows, width] in [[128, 256], [256, 256], [4096, 256], [130, 256], [4096, 1600]] {
+        let net = net(rows, width);
         let mut engine = CudaEngine::new(Settings::default()).unwrap();
         engine.reserve(net.program.layout()).unwrap();
         let whole = bias_gradients(&mut engine, &net, &[0, 4]);

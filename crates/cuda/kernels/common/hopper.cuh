@@ -122,6 +122,12 @@ DEVICE void store_shared(u32 to, const u32 (&x)[4]) {
 DEVICE void load_pair(u32& a, u32& b, u32 from) {
     asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(a), "=r"(b) : "r"(from) : "memory");
 }
+// 4 bytes of it.
+DEVICE u32 load_word(u32 from) {
+    u32 x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
+    return x;
+}
 
 // Makes ordinary stores to shared memory visible to wgmma and TMA after the next barrier.
 DEVICE void shared_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -4,52 +4,18 @@
 //           Without CENTRED (rmsnorm) the means of x and of g are 0, and there is no d_bias
 //           With RESULT_SUMS, which needs WIDTH <= 2048, also partial sums of d_inp over rows, behind the others: the bias gradient of the
 //           layer whose result was added there
+//           A Hopper GPU has norm/bwd_hopper.cu for rows of 2-byte ACT and WIDTH <= 2048
 // moves  (3 or, adding, 4)·rows·width·sizeof(ACT) bytes and the partial sums; bound: memory
 // grid   with WIDTH (needs WIDTH % 8 == 0) NORM_bwd: as many blocks as the device holds, a group of GROUP warps per row, column
 //        sums kept in registers, one partial row per block. Without: NORM_bwd_rows, then NORM_bwd_columns. Then NORM_bwd_sums
 // order  each group sums its rows in order, then groups in order, then the blocks in a fixed tree: repeatable on one
 //        kind of device
-#include "common/partials.cuh"
-#include "norm/row.cuh"
-
-constexpr int SUMS = CENTRED ? 2 : 1;  // over rows: d_weight, and d_bias
-#ifndef RESULT_SUMS
-#define RESULT_SUMS 0
-#endif
-
-struct Backward {
-    ACT* d_inp;
-    float* partials;  // rows of [d_weight | d_bias]
-    const ACT* d_out;
-    const ACT* inp;
-    const float* mean;  // null unless CENTRED
-    const float* rstd;
-    const WEIGHT* weight;
-    u32 rows;
-    u32 width;
-    u32 adds;
-
-    DEVICE float mean_of(u32 row) const {
-        if constexpr (CENTRED) return mean[row];
-        else return 0.0f;
-    }
-};
+#include "norm/bwd.cuh"
 
 DEVICE float normal(float x, float mean, float rstd) { return (CENTRED ? x - mean : x) * rstd; }
 // The gradient of an element: g is d_out·w, x normal, dot the mean of g·x and sum that of g.
 DEVICE float gradient(float g, float x, float dot, float sum, float rstd) {
     return ((CENTRED ? g - sum : g) - x * dot) * rstd;
-}
-
-// d_weight and d_bias from `count` partial rows.
-DEVICE void add_partials(GRAD* d_weight, GRAD* d_bias, const float* partials, u32 count, u32 width, u32 adds) {
-    const u64 columns = SUMS * (u64)width;
-    const float sum = column_sum(partials, count, columns);
-    const u64 mine = own_column();
-    if (threadIdx.x % WARP == 0 && mine < columns) {
-        GRAD* const to = !CENTRED || mine < width ? d_weight + mine : d_bias + (mine - width);
-        *to = from_float<GRAD>(adds ? to_float(*to) + sum : sum);
-    }
 }
 
 #ifdef WIDTH
@@ -103,11 +69,6 @@ DEVICE void fetch(Row& r, const Backward& p, u32 row, int first) {
     if (ALL_AHEAD) fetch_old(r, p, row, first);
 }
 
-// What the warps of a row exchange.
-struct alignas(4 * SUMS) Told {
-    float at[SUMS];
-};
-
 // The sums over the warps of a row. `turn` alternates, so that one barrier a row is enough.
 DEVICE void group_sum(Told& x, Told (*shared)[WARPS], int warp, int turn) {
 #pragma unroll
@@ -126,7 +87,6 @@ DEVICE void group_sum(Told& x, Told (*shared)[WARPS], int warp, int turn) {
 }
 
 DEVICE void differentiate(const Backward& p) {
-    constexpr int TOTALS = SUMS + RESULT_SUMS;
     __shared__ float columns[TOTALS * WIDTH];
     __shared__ Told told[2][WARPS];
     const int warp = threadIdx.x / WARP, group = warp / GROUP;
@@ -205,9 +165,7 @@ DEVICE void differentiate(const Backward& p) {
         }
         __syncthreads();
     }
-    for (int c = threadIdx.x; c < SUMS * WIDTH; c += WARPS * WARP) p.partials[(u64)blockIdx.x * SUMS * WIDTH + c] = columns[c];
-    float* const of_result = p.partials + ((u64)gridDim.x * SUMS + blockIdx.x) * WIDTH;
-    for (int c = threadIdx.x; RESULT_SUMS && c < WIDTH; c += WARPS * WARP) of_result[c] = columns[SUMS * WIDTH + c];
+    store_partials<WIDTH, WARPS * WARP>(p, [&](int c) { return columns[c]; });
 }
 #else
 // A warp per row.
@@ -256,16 +214,6 @@ DEVICE void sum_columns(const Backward& p, u32 chunk) {
     }
 }
 #endif
-
-KERNEL __launch_bounds__(1024)
-    JOINED(NORM, _bwd_sums)(GRAD* d_weight, GRAD* d_bias, const float* partials, u32 count, u32 width, u32 adds) {
-    add_partials(d_weight, d_bias, partials, count, width, adds);
-}
-
-#define ARGS                                                                                                             \
-    ACT *d_inp, float *partials, const ACT *d_out, const ACT *inp, const float *mean, const float *rstd,                  \
-        const WEIGHT *weight, u32 rows, u32 width, u32 adds
-#define BACKWARD {d_inp, partials, d_out, inp, mean, rstd, weight, rows, width, adds}
 
 #ifdef WIDTH
 constexpr int RESIDENT = WARPS == 4 ? 3 : AHEAD && WARPS == 8 ? 2 : 1;  // blocks per multiprocessor

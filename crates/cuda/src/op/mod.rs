@@ -21,6 +21,7 @@ mod matmul;
 mod memory;
 mod muon;
 mod norm;
+mod norm_hopper;
 mod optimizer;
 mod preference;
 mod qk_norm;

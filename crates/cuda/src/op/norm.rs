@@ -1,6 +1,7 @@
 //! Layer norm and RMS norm, which has no mean and no bias.
 
 use super::lower::{Lower, Partials, RESULT_SUMS};
+use super::norm_hopper::{self, Block};
 use crate::Result;
 use crate::args::{Args, Grid};
 use crate::kernels::{Kernel, Spec};
@@ -117,14 +118,22 @@ impl Norm {
         Ok((if blocks { spec.define("ROW_BLOCKS", 1) } else { spec }, blocks))
     }
 
-    fn bwd_spec(&self, [act, weight, grad]: [DType; 3], width: usize) -> Result<Spec> {
+    fn bwd_spec(&self, [act, weight, grad]: [DType; 3], width: usize, hopper: Option<Block>) -> Result<Spec> {
+        if let Some(block) = hopper {
+            let spec = self.spec(norm_hopper::FILE, [act, weight], width)?.typed("GRAD", grad)?;
+            return Ok(block.define(spec));
+        }
         let warps = if self.is_fast(width) { bwd_warps(act, width) } else { BWD_WARPS };
         Ok(self.spec("norm/bwd.cu", [act, weight], width)?.typed("GRAD", grad)?.define("WARPS", warps as u32))
     }
 
-    /// Whether the backward also sums its result over rows, where the next op needs that: in bf16, for widths of which a lane has at
-    /// most 16 columns (`GROUP` of norm/bwd.cu). For others, such as 768, rows would be divided otherwise, which costs as much as it spares.
-    fn has_result_sums(&self, act: DType, width: usize) -> bool {
+    /// Whether the backward also sums its result over rows, where the next op needs that: always in norm/bwd_hopper.cu; in norm/bwd.cu in
+    /// bf16, for widths of which a lane has at most 16 columns (`GROUP` there). For others, such as 768, rows would be divided
+    /// otherwise, which costs as much as it spares.
+    fn has_result_sums(&self, act: DType, width: usize, hopper: Option<Block>) -> bool {
+        if hopper.is_some() {
+            return self.is_centred();
+        }
         let columns = |warps: usize| (width / 8).div_ceil(32 * warps) * 8;
         let usual = [1, 2, BWD_WARPS].map(columns).into_iter().find(|columns| *columns <= BWD_COLUMNS[0]);
         let few = usual.is_some_and(|columns| columns <= BWD_COLUMNS[1]);
@@ -145,9 +154,11 @@ impl Norm {
                 for rows in [1, FEW + 1] {
                     specs.extend(self.fwd_spec([types[0], types[1]], rows, width).map(|(spec, _)| spec));
                 }
-                let bwd = self.bwd_spec(types, width).ok();
-                let sums = bwd.clone().filter(|_| self.has_result_sums(types[0], width));
-                specs.extend(bwd.into_iter().chain(sums.map(|spec| spec.define(RESULT_SUMS, 1))));
+                for hopper in [None].into_iter().chain(Block::of(types[0], width).map(Some)) {
+                    let bwd = self.bwd_spec(types, width, hopper).ok();
+                    let sums = bwd.clone().filter(|_| self.has_result_sums(types[0], width, hopper));
+                    specs.extend(bwd.into_iter().chain(sums.map(|spec| spec.define(RESULT_SUMS, 1))));
+                }
             }
             specs.extend(self.fp8_spec(width, "E4M3").ok().filter(|_| FP8_WIDTHS.contains(&width)));
         }
@@ -204,13 +215,14 @@ impl Backward {
     fn launch(&self, cx: &mut Lower<'_>) -> Result<()> {
         let (rows, width) = (self.inp.shape.rows(), self.inp.shape.cols());
         let types = [self.inp.dtype, self.weight.dtype, self.d_weight.dtype];
-        let spec = self.norm.bwd_spec(types, width)?;
-        let sums =
-            rows > 0 && self.norm.has_result_sums(self.d_inp.dtype, width) && cx.bias_follows(self.d_inp);
+        let hopper = Block::on(&cx.device.info, self.inp.dtype, width);
+        let spec = self.norm.bwd_spec(types, width, hopper)?;
+        let may_sum = rows > 0 && self.norm.has_result_sums(self.d_inp.dtype, width, hopper);
+        let sums = may_sum && cx.bias_follows(self.d_inp);
         let spec = if sums { spec.define(RESULT_SUMS, 1) } else { spec };
         let (partials, count) = match rows {
             0 => (0, 0),
-            _ if self.norm.is_fast(width) => self.fast(cx, &spec, sums)?,
+            _ if self.norm.is_fast(width) => self.fast(cx, &spec, hopper, sums)?,
             _ => self.any(cx, &spec)?,
         };
         if sums {
@@ -239,15 +251,24 @@ impl Backward {
     }
 
     /// Returns address and number of the partial rows; with `sums`, those of the result are behind them.
-    fn fast(&self, cx: &mut Lower<'_>, spec: &Spec, sums: bool) -> Result<(u64, usize)> {
+    fn fast(
+        &self,
+        cx: &mut Lower<'_>,
+        spec: &Spec,
+        hopper: Option<Block>,
+        sums: bool,
+    ) -> Result<(u64, usize)> {
         let warps = bwd_warps(self.inp.dtype, self.inp.shape.cols());
-        let threads = 32 * warps as u32;
+        let (rows, threads, shared) = match hopper {
+            Some(block) => (block.rows(), block.threads(), block.shared()),
+            None => (warps, 32 * warps as u32, 0),
+        };
         let function = cx.kernel(spec, self.norm.bwd)?;
         // A block without rows would only write zeros, so there is at most one per row.
-        let count = self.inp.shape.rows().div_ceil(warps).min(function.resident(threads, 0)?);
+        let count = self.inp.shape.rows().div_ceil(rows).min(function.resident(threads, shared)?);
         let more = if sums { self.inp.shape.cols() } else { 0 };
         let (partials, args) = self.partials(cx, count, more)?;
-        cx.launch_function(self.norm.bwd, function, Grid::linear(count, threads), args);
+        cx.launch_function(self.norm.bwd, function, Grid::linear(count, threads).shared(shared), args);
         Ok((partials, count))
     }
 
@@ -380,11 +401,16 @@ mod tests {
 
     #[test]
     fn results_are_summed_where_rows_need_not_be_divided_otherwise() {
+        let all = [256, 768, 1024, 1280, 1600, 2048, 3072, 5120, 1003];
         let widths = |norm: Norm, act| -> Vec<usize> {
-            let all = [256, 768, 1024, 1280, 1600, 2048, 3072, 5120, 1003];
-            all.into_iter().filter(|&width| norm.has_result_sums(act, width)).collect()
+            all.into_iter().filter(|&width| norm.has_result_sums(act, width, None)).collect()
         };
         assert_eq!(widths(LAYER, DType::BF16), [256, 1024, 1600, 2048]);
         assert!(widths(LAYER, DType::F32).is_empty() && widths(RMS, DType::BF16).is_empty());
+        let on_hopper = |norm: Norm, act| -> Vec<usize> {
+            all.into_iter().filter(|&width| norm.has_result_sums(act, width, Block::of(act, width))).collect()
+        };
+        assert_eq!(on_hopper(LAYER, DType::BF16), [256, 768, 1024, 1280, 1600, 2048]);
+        assert!(on_hopper(LAYER, DType::F32).is_empty() && on_hopper(RMS, DType::BF16).is_empty());
     }
 }
