@@ -125,6 +125,10 @@ pub trait Real:
     const NEG_INFINITY: Self;
     /// Whether this is f32.
     const IS_F32: bool;
+    /// These numbers as floats, where they are.
+    fn floats(x: &[Self]) -> Option<&[f32]>;
+    /// The same, to write.
+    fn floats_mut(x: &mut [Self]) -> Option<&mut [f32]>;
 
     /// The nearest.
     fn of(x: f64) -> Self;
@@ -192,6 +196,14 @@ impl Real for f32 {
     same_in_both!();
     const IS_F32: bool = true;
 
+    fn floats(x: &[Self]) -> Option<&[f32]> {
+        Some(x)
+    }
+
+    fn floats_mut(x: &mut [Self]) -> Option<&mut [f32]> {
+        Some(x)
+    }
+
     #[inline(always)]
     fn exp<const FMA: bool>(self) -> Self {
         math::exp_f32::<FMA>(self)
@@ -235,6 +247,14 @@ impl Real for f32 {
 impl Real for f64 {
     same_in_both!();
     const IS_F32: bool = false;
+
+    fn floats(_: &[Self]) -> Option<&[f32]> {
+        None
+    }
+
+    fn floats_mut(_: &mut [Self]) -> Option<&mut [f32]> {
+        None
+    }
 
     #[inline(always)]
     fn exp<const FMA: bool>(self) -> Self {

@@ -51,7 +51,7 @@ pub(crate) use heads::{
 };
 use ironhorse_core::Operands;
 pub use kept::{Arrangement, Kept, Weight};
-use kernel::Kernels;
+use kernel::{Ahead, Kernels, Tile, rows_apart};
 pub use local::{Beside, gemm_local};
 pub(crate) use queries::{Scores, Weighted, add_weighted, keys_in_slice, scores};
 use std::ops::Range;
@@ -253,6 +253,40 @@ fn rounding_kernels(isa: Isa) -> &'static Kernels {
 /// Whether products of bf16 operands are faster than those of f32 on this machine: its processor has instructions for them.
 pub fn multiplies_bf16() -> bool {
     multiplies(Isa::detect())
+}
+
+/// Multiplies numbers in the first-level cache with the kernel of full tiles, so many tiles; gives the operations.
+pub(crate) fn multiply_vectors(isa: Isa, tiles: usize) -> usize {
+    const STEPS: usize = 96;
+    let kernels = kernels(isa);
+    let (mr, nr, vectors) = (kernels.mr, kernels.nr, kernels.nr / kernels.lanes);
+    // Zeros or ones need less power than numbers do.
+    let numbers = |count: usize| (0..count).map(|i| (i % 251) as f32 / 125.0 - 1.0).collect::<Vec<f32>>();
+    let (a, b, mut c) = (numbers(mr * STEPS), numbers(nr * STEPS), vec![0.0_f32; mr * nr]);
+    let tile = Tile {
+        k: STEPS,
+        a: a.as_ptr(),
+        a_rows: rows_apart(1),
+        a_cs: mr,
+        b: b.as_ptr(),
+        b_rs: nr,
+        c: c.as_mut_ptr(),
+        c_rs: nr,
+        rows: mr,
+        columns: nr,
+        last: kernels.lanes,
+        alpha: 1.0,
+        accumulate: false,
+        fetch: std::ptr::null(),
+        ahead: Ahead::NOTHING,
+        fetches_c: false,
+        past_caches: false,
+    };
+    for _ in 0..tiles {
+        // SAFETY: the kernel of a tile of this size, of an `Isa` this machine has; the operands and c are as large as said.
+        unsafe { (kernels.strided[mr - 1][vectors - 1])(&tile) };
+    }
+    2 * mr * nr * STEPS * tiles
 }
 
 /// Multiplies tiles of bf16 numbers in registers, so many times; gives the operations, 0 where there are no tiles.

@@ -18,6 +18,8 @@ mod product;
 mod reach;
 mod small;
 mod softmax;
+#[cfg(target_arch = "x86_64")]
+mod softmax_x86;
 mod split;
 
 pub use backward::Backward;

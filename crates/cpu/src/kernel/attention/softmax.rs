@@ -5,8 +5,16 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::TILE;
+#[cfg(target_arch = "x86_64")]
+use super::softmax_x86;
 use crate::element::{LANES, Real};
+use crate::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::isa::IsaKind;
 use crate::multiversion;
+
+/// Rows whose exponentials are added up before they are added to a sum.
+pub(super) const ROWS: usize = 4;
 
 /// Elements from one row of scores to the next: whole vectors, so that no row has a remainder.
 pub(super) fn row_stride(queries: usize) -> usize {
@@ -31,9 +39,53 @@ fn part_mut<A>(row: &mut [A], first: usize) -> &mut [A; LANES] {
     }
 }
 
+/// s = exp(s·scale - max) with the running maximum of each column. Returns what sums so far shrink by.
+pub(super) fn softmax_columns<A: Real>(
+    isa: Isa,
+    s: &mut [A],
+    stride: usize,
+    scale: A,
+    max: &mut [A; TILE],
+    sum: &mut [A; TILE],
+) -> [A; TILE] {
+    #[cfg(target_arch = "x86_64")]
+    if isa.kind() == IsaKind::Avx512 {
+        let mut shrink = [A::ZERO; TILE];
+        let all = (A::floats_mut(s), A::floats_mut(max), A::floats_mut(sum), A::floats_mut(&mut shrink));
+        if let (Some(s), Some(max), Some(sum), Some(to)) = all {
+            // SAFETY: an `Isa` of this kind exists only where these instructions were detected.
+            unsafe { softmax_x86::softmax_columns(s, stride, scale.wide() as f32, [max, sum, to]) };
+            return shrink;
+        }
+    }
+    columns(isa, s, stride, scale, max, sum)
+}
+
+/// p = exp(p·factor - lse), dp = p·(dp - delta)·scale
+pub(super) fn softmax_bwd_columns<A: Real>(
+    isa: Isa,
+    p: &mut [A],
+    dp: &mut [A],
+    stride: usize,
+    factors: [A; 2],
+    lse: &[A; TILE],
+    delta: &[A; TILE],
+) {
+    #[cfg(target_arch = "x86_64")]
+    if isa.kind() == IsaKind::Avx512 {
+        let all = (A::floats_mut(p), A::floats_mut(dp), A::floats(lse), A::floats(delta));
+        if let (Some(p), Some(dp), Some(lse), Some(delta)) = all {
+            let factors = factors.map(|x| x.wide() as f32);
+            // SAFETY: as in `softmax_columns`.
+            return unsafe { softmax_x86::softmax_bwd_columns([p, dp], stride, factors, [lse, delta]) };
+        }
+    }
+    bwd_columns(isa, p, dp, stride, factors, lse, delta);
+}
+
 multiversion! {
-    /// s = exp(s·scale - max) with the running maximum of each column. Returns what sums so far shrink by.
-    pub(super) fn softmax_columns<const FMA: bool, A: Real>(
+    /// As [`softmax_columns`].
+    fn columns<const FMA: bool, A: Real>(
         s: &mut [A],
         stride: usize,
         scale: A,
@@ -61,22 +113,41 @@ multiversion! {
             // What each addition loses is kept and added later: a sum that is off shows in the gradient of the keys' bias,
             // which is zero but for rounding, and which AdamW makes steps of.
             let mut lost = [A::ZERO; LANES];
-            for row in s.chunks_exact_mut(stride) {
-                let row = part_mut(row, first);
+            let mut add = |sum: &mut [A; LANES], more: &[A; LANES]| {
                 for i in 0..LANES {
-                    row[i] = A::fma::<FMA>(row[i], scale, -max[i]).exp_low::<FMA>();
-                    let add = row[i] - lost[i];
+                    let add = more[i] - lost[i];
                     let total = sum[i] + add;
                     lost[i] = (total - sum[i]) - add;
                     sum[i] = total;
                 }
+            };
+            let (fours, rest) = s.split_at_mut(s.len() / (4 * stride) * (4 * stride));
+            for four in fours.chunks_exact_mut(4 * stride) {
+                let mut of_four = [A::ZERO; LANES];
+                for pair in four.chunks_exact_mut(2 * stride) {
+                    let (even, odd) = pair.split_at_mut(stride);
+                    let (even, odd) = (part_mut(even, first), part_mut(odd, first));
+                    for i in 0..LANES {
+                        even[i] = A::fma::<FMA>(even[i], scale, -max[i]).exp_low::<FMA>();
+                        odd[i] = A::fma::<FMA>(odd[i], scale, -max[i]).exp_low::<FMA>();
+                        of_four[i] = of_four[i] + (even[i] + odd[i]);
+                    }
+                }
+                add(sum, &of_four);
+            }
+            for row in rest.chunks_exact_mut(stride) {
+                let row = part_mut(row, first);
+                for i in 0..LANES {
+                    row[i] = A::fma::<FMA>(row[i], scale, -max[i]).exp_low::<FMA>();
+                }
+                add(sum, row);
             }
         }
         shrink
     }
 
-    /// p = exp(p·factor - lse), dp = p·(dp - delta)·scale
-    pub(super) fn softmax_bwd_columns<const FMA: bool, A: Real>(
+    /// As [`softmax_bwd_columns`].
+    fn bwd_columns<const FMA: bool, A: Real>(
         p: &mut [A],
         dp: &mut [A],
         stride: usize,
