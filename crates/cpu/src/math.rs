@@ -30,8 +30,8 @@ pub(crate) const EXP_FIT: [f32; 7] =
 fn exp_rest<const FMA: bool>(x: f32, n: f32) -> f32 {
     let r = fma::<FMA>(n, -LN2_LO, fma::<FMA>(n, -LN2_HI, x));
     let mut fit = EXP_FIT[0];
-    for term in 1..EXP_FIT.len() {
-        fit = fma::<FMA>(r, fit, EXP_FIT[term]);
+    for &term in &EXP_FIT[1..] {
+        fit = fma::<FMA>(r, fit, term);
     }
     fit
 }

@@ -1,5 +1,7 @@
 //! The softmax of scores that have a row for each key and a column for each query, forward and backward: many queries at
 //! once.
+//!
+//! order  the exponentials of a column are added in fours, two and two, and these in order; the last up to three one by one.
 
 // Lanes are numbered: an index says more than an iterator here.
 #![allow(clippy::needless_range_loop)]
@@ -121,8 +123,8 @@ multiversion! {
                     sum[i] = total;
                 }
             };
-            let (fours, rest) = s.split_at_mut(s.len() / (4 * stride) * (4 * stride));
-            for four in fours.chunks_exact_mut(4 * stride) {
+            let (fours, rest) = s.split_at_mut(s.len() / (ROWS * stride) * (ROWS * stride));
+            for four in fours.chunks_exact_mut(ROWS * stride) {
                 let mut of_four = [A::ZERO; LANES];
                 for pair in four.chunks_exact_mut(2 * stride) {
                     let (even, odd) = pair.split_at_mut(stride);
@@ -130,7 +132,7 @@ multiversion! {
                     for i in 0..LANES {
                         even[i] = A::fma::<FMA>(even[i], scale, -max[i]).exp_low::<FMA>();
                         odd[i] = A::fma::<FMA>(odd[i], scale, -max[i]).exp_low::<FMA>();
-                        of_four[i] = of_four[i] + (even[i] + odd[i]);
+                        of_four[i] += even[i] + odd[i];
                     }
                 }
                 add(sum, &of_four);
