@@ -274,6 +274,11 @@ impl Program {
         start..end
     }
 
+    /// The ops of a micro-step: those of the forward and of the backward, which follow each other.
+    pub fn micro_step(&self) -> Range<usize> {
+        self.range(Section::Forward).start..self.range(Section::Backward).end
+    }
+
     /// The ops of a section that come from this part of the model, which must be neighbours.
     pub fn range_at(&self, section: Section, origin: &str) -> Range<usize> {
         let all = self.range(section);

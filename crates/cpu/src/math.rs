@@ -68,13 +68,13 @@ pub fn exp_flush<const FMA: bool>(x: f32) -> f32 {
     if x < LEAST { 0.0 } else { e }
 }
 
-/// -127 ln 2, the power of two below which has the exponent of 0.
+/// -127 ln 2: there the bits of 2^n would have 0 as their exponent, and so are those of 0.
 pub(crate) const LOW_ZERO: f32 = -88.029_69;
 /// As in [`exp_f32`], with 127 more: the low bits are the exponent of 2^n.
 pub(crate) const LOW_ROUND: f32 = 12_582_912.0 + 127.0;
 
-/// As [`exp_flush`], to the bit, for an x from -86.6 to 88: fewer operations still. Below it falls to 0, which it is from -87.7 on. Above 88
-/// the result is unspecified.
+/// As [`exp_flush`], to the bit, for an x from -86.6 to 88: fewer operations still. Below it falls to 0, which it is from -87.7 on; between
+/// -87.7 and -87.3 it is subnormal, and slow. Above 88 the result is unspecified.
 #[inline(always)]
 pub fn exp_low<const FMA: bool>(x: f32) -> f32 {
     let x = if x < LOW_ZERO { LOW_ZERO } else { x };

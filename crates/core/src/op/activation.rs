@@ -135,7 +135,8 @@ const fn op_names(which: usize) -> [&'static str; Act::ALL.len()] {
 pub struct PreAct {
     /// Which activation.
     pub act: Act,
-    /// The values before the activation.
+    /// The values before the activation. Where one other op alone reads them, and both run together, an engine may leave there what that op
+    /// makes of them.
     pub slot: Slot,
 }
 

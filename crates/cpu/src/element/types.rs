@@ -145,7 +145,7 @@ pub trait Real:
     /// e^x, but 0 where an f32 would be below 2^-124: for sums to which such a term adds nothing. Faster than `exp` in f32.
     fn exp_flush<const FMA: bool>(self) -> Self;
 
-    /// e^x as `exp_flush` has it, for an x that is at most 88; above, the result is unspecified. Faster still.
+    /// e^x as `exp_flush` has it, for an x from -86.6 to 88; below it falls to 0 at -87.7, above it is unspecified. Faster still.
     fn exp_low<const FMA: bool>(self) -> Self;
 
     /// √x

@@ -54,6 +54,7 @@ pub use kept::{Arrangement, Kept, Weight};
 use kernel::{Ahead, Kernels, Tile, rows_apart};
 pub use local::{Beside, gemm_local};
 pub(crate) use queries::{Scores, Weighted, add_weighted, keys_in_slice, scores};
+use std::hint::black_box;
 use std::ops::Range;
 pub use workspace::{LocalScratch, Workspace};
 
@@ -284,8 +285,9 @@ pub(crate) fn multiply_vectors(isa: Isa, tiles: usize) -> usize {
     };
     for _ in 0..tiles {
         // SAFETY: the kernel of a tile of this size, of an `Isa` this machine has; the operands and c are as large as said.
-        unsafe { (kernels.strided[mr - 1][vectors - 1])(&tile) };
+        unsafe { (kernels.strided[mr - 1][vectors - 1])(black_box(&tile)) };
     }
+    black_box(&c);
     2 * mr * nr * STEPS * tiles
 }
 

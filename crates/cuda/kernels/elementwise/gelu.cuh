@@ -33,7 +33,7 @@ struct Gelu {
         return (z < 0.0f ? t * p : p) + t * p * p * y * (2.0f * ROOT * (1.0f + 3.0f * CUBE * y * y));
     }
 
-    // Both in the instructions of little more than one of them, accurate enough for bf16. The slope is finite for all numbers: it is bounded
+    // Value and slope together, for little more than one of them costs, and accurate enough for bf16. The slope is finite for all numbers: it is bounded
     // where the logistic function is 0 or 1. NaN stays.
     static DEVICE float2 fast(float x) {
         const float y = bounded(x, 1e4f), square = y * y;

@@ -4,7 +4,7 @@
 //           Without CENTRED (rmsnorm) the means of x and of g are 0, and there is no d_bias
 //           With RESULT_SUMS, which needs WIDTH <= 2048, also partial sums of d_inp over rows, behind the others: the bias gradient of the
 //           layer whose result was added there
-//           A Hopper GPU has norm/bwd_hopper.cu for rows of 2-byte ACT and WIDTH <= 2048
+//           A Hopper GPU has norm/bwd_hopper.cu for rows of bf16 of 256 to 2048 columns
 // moves  (3 or, adding, 4)·rows·width·sizeof(ACT) bytes and the partial sums; bound: memory
 // grid   with WIDTH (needs WIDTH % 8 == 0) NORM_bwd: as many blocks as the device holds, a group of GROUP warps per row, column
 //        sums kept in registers, one partial row per block. Without: NORM_bwd_rows, then NORM_bwd_columns. Then NORM_bwd_sums

@@ -1,4 +1,4 @@
-// NORM_bwd: what norm/bwd.cu computes, in rows of 2-byte ACT, WIDTH % 8 == 0, WIDTH <= 2048, Hopper only
+// NORM_bwd: what norm/bwd.cu computes, in rows of bf16, WIDTH % 8 == 0, 256 <= WIDTH <= 2048, Hopper only
 //
 // moves  as there: (3 or, adding, 4)·rows·width·2 bytes and the partial sums; bound: memory
 // grid   a block per multiprocessor of GROUPS groups of warps, a row per group, COLUMNS columns per lane. The rows that a group has

@@ -62,7 +62,7 @@ pub(crate) struct Partials {
 }
 
 /// Where one op writes `slot` and one other op alone reads that: the other one than `op`, if both are in `range`. What is in the slot from
-/// the one to the other is then nobody else's business.
+/// the one to the other is then no other op's business, nor is it in a program that runs again.
 fn passes(program: &Program, range: &Range<usize>, op: usize, slot: Slot) -> Option<usize> {
     let nodes = program.nodes();
     let touches = |at: &usize| nodes[*at].op.args().iter().any(|arg| arg.slot.overlaps(&slot));
@@ -77,7 +77,7 @@ fn passes(program: &Program, range: &Range<usize>, op: usize, slot: Slot) -> Opt
     let alone = overwrites(first)
         && nodes[second].op.reads().any(|from| from == slot)
         && !nodes[second].op.writes().any(|to| to.overlaps(&slot))
-        && behind.next().is_none_or(overwrites);
+        && behind.next().or_else(|| (0..first).find(touches)).is_none_or(overwrites);
     let other = if op == first { second } else { first };
     (alone && [first, second].contains(&op) && range.contains(&op) && range.contains(&other)).then_some(other)
 }

@@ -240,7 +240,7 @@ impl Backward {
         self.inp.shape.cols() * (1 + usize::from(self.d_bias.is_some()))
     }
 
-    /// Memory for `count` partial rows, of `more` columns besides its own, and the arguments of the kernels of norm/bwd.cu that work on rows.
+    /// Memory for `count` partial rows, of `more` columns besides its own, and the arguments of the kernels of the backward that work on rows.
     fn partials(&self, cx: &mut Lower<'_>, count: usize, more: usize) -> Result<(u64, Args)> {
         let partials = cx.scratch(count * (self.columns() + more) * size_of::<f32>())?;
         let args = cx.pointers(&[self.d_inp])?.ptr(partials);

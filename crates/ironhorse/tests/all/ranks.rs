@@ -285,7 +285,7 @@ fn buckets_are_exchanged_beside_the_backward() {
             .map(|origin| program.range_at(Section::Sum, origin))
             .collect();
         let backward = program.range(Section::Backward);
-        let order = turns(program.nodes(), backward.clone(), &ranges);
+        let order = turns(program.nodes(), program.micro_step(), &ranges);
         let is_exchange = |turn: &Turn| matches!(program.nodes()[turn.op].op, Op::Exchange(_));
         let exchanges: Vec<usize> = (0..order.len()).filter(|&at| is_exchange(&order[at])).collect();
         // how many ops of the backward come after the exchange has begun

@@ -132,7 +132,7 @@ impl Session {
     /// the backward computes the next of them, where the engine can do both.
     pub(super) fn forward_and_backward(&mut self, scalars: &Scalars) -> Result<()> {
         let program = self.programs.train.as_ref().ok_or_else(not_trained)?;
-        let ops = program.range(Section::Forward).start..program.range(Section::Backward).end;
+        let ops = program.micro_step();
         let after = self.ranks.after.clone();
         let behind = after.get(self.ranks.made).filter(|_| self.ranks.sums.is_some());
         self.ranks.made += 1;
@@ -163,9 +163,7 @@ impl Session {
                 all.extend(now.into_iter().map(|timed| Timed { start_ns: end + timed.start_ns, ..timed }));
                 Ok(())
             };
-        let [forward, backward, update] =
-            [Section::Forward, Section::Backward, Section::Update].map(|section| program.range(section));
-        let micro_step = forward.start..backward.end;
+        let (micro_step, update) = (program.micro_step(), program.range(Section::Update));
         let after = self.ranks.after.clone();
         if after.is_empty() {
             record(self.engine.as_mut(), 0..update.end, &[])?;
@@ -202,8 +200,8 @@ impl Session {
         let scalars = Scalars { overwrites: true, ..Scalars::default() };
         let programs = [&self.programs.train, &self.programs.eval].into_iter().flatten();
         for program in programs.filter(|_| place.leads()) {
-            for section in [Section::Forward, Section::Backward, Section::Update] {
-                self.engine.choose(program, program.range(section), &scalars)?; // sums have no products
+            for ops in [program.micro_step(), program.range(Section::Update)] {
+                self.engine.choose(program, ops, &scalars)?; // sums have no products
             }
         }
         let unreadable = |error: serde_json::Error| {

@@ -216,8 +216,7 @@ impl Check<'_> {
         for step in 1..=steps {
             let scalars = Scalars { step: step as u32, ..*scalars };
             if step > 1 {
-                session.engine().run_section(&program, Section::Forward, &scalars)?;
-                session.engine().run_section(&program, Section::Backward, &scalars)?;
+                session.engine().run(&program, program.micro_step(), &scalars)?;
                 losses.push(session.engine().read_scalar(io(&program, "loss")?)?);
             }
             session.engine().run_section(&program, Section::Update, &scalars)?;

@@ -276,21 +276,19 @@ impl Clock {
     /// A step of a rank that makes these micro-steps with others or alone.
     fn step(&self, program: &Program, sums: Sums) -> Predicted {
         let mut step = Predicted::default();
-        let [forward, backward, update] = [Section::Forward, Section::Backward, Section::Update]
-            .map(|section| Ops { main: program.range(section), beside: Vec::new() });
+        let [micro_step, update] = [program.micro_step(), program.range(Section::Update)]
+            .map(|main| Ops { main, beside: Vec::new() });
         let origin = |origin: &String| program.range_at(Section::Sum, origin);
         let mut unused = Predicted::default();
-        let least: f64 =
-            [&forward, &backward].map(|ops| self.run(program, ops, 1.0, &mut unused)).iter().sum();
+        let least = self.run(program, &micro_step, 1.0, &mut unused);
         let each = self.micro_step.unwrap_or(least);
         let factor = each / least;
         for After { beside, then } in
             sums.after_each(sums.accumulate as usize, program.flat(Pool::Grads).numel())
         {
-            let beside = Ops { beside: beside.iter().map(origin).collect(), ..backward.clone() };
-            let both = [&forward, &beside].map(|ops| self.run(program, ops, factor, &mut step));
+            let beside = Ops { beside: beside.iter().map(origin).collect(), ..micro_step.clone() };
             step.forward_backward_ms += each;
-            step.sum_ms += both.iter().sum::<f64>() - each;
+            step.sum_ms += self.run(program, &beside, factor, &mut step) - each;
             for main in then.iter().map(origin) {
                 step.sum_ms += self.run(program, &Ops { main, beside: Vec::new() }, 1.0, &mut step);
             }

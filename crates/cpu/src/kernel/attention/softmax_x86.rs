@@ -100,10 +100,11 @@ impl Sums {
 #[target_feature(enable = "avx512f")]
 pub(super) fn softmax_columns(s: &mut [f32], stride: usize, scale: f32, [max, sum, shrink]: [&mut [f32]; 3]) {
     assert!([&*max, sum, shrink].iter().all(|x| x.len() >= stride), "columns of more than a tile");
+    assert!(stride > 0 && stride.is_multiple_of(LANES) && s.len() >= stride, "rows that are not whole parts");
     let (rows, factor) = (s.len() / stride, _mm512_set1_ps(scale));
     for first in (0..stride).step_by(LANES) {
         let column = s[first..].as_mut_ptr();
-        // SAFETY: rows of `stride` floats, of which this part has `LANES` from `first` on; so have the columns of a tile.
+        // SAFETY: rows of `stride` floats, a multiple of `LANES`, so that each has a whole part from `first` on; so have the columns of a tile.
         unsafe {
             let mut greatest = [[_mm512_set1_ps(f32::NEG_INFINITY); WIDE]; ROWS];
             for row in 0..rows {
@@ -185,6 +186,7 @@ pub(super) fn softmax_bwd_columns(
 ) {
     assert_eq!(p.len(), dp.len(), "scores and their gradients");
     assert!(lse.len().min(delta.len()) >= stride, "columns of more than a tile");
+    assert!(stride > 0 && stride.is_multiple_of(LANES) && p.len() >= stride, "rows that are not whole parts");
     let rows = p.len() / stride;
     let (factor, scale) = (_mm512_set1_ps(factors[0]), _mm512_set1_ps(factors[1]));
     for first in (0..stride).step_by(LANES) {

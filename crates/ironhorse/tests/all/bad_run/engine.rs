@@ -69,9 +69,8 @@ impl Hook<CpuEngine> for Faults {
         scalars: &Scalars,
     ) -> Result<()> {
         let update = program.range(Section::Update);
-        let micro_step = program.range(Section::Forward).start..program.range(Section::Backward).end;
         // only whole ranges are a step; single ops are run by the search for the fault
-        if ops == micro_step && !update.is_empty() {
+        if ops == program.micro_step() && !update.is_empty() {
             let [marked, poisoned] = Self::look(cpu, program)?;
             self.bad = marked || (scalars.micro_step > 0 && self.bad);
             self.poisoned = poisoned;
