@@ -83,7 +83,9 @@ pub struct Workload {
 impl Workload {
     /// The model on the engine, with weights, for steps of so many micro-steps, and a batch.
     pub fn prepare(&self, accumulate: u32) -> Result<(Session, Inputs)> {
-        self.prepare_on(self.engine.engine()?, accumulate, None)
+        // What does not go together is refused before an engine says anything.
+        let chosen = self.chosen(accumulate, None)?;
+        self.made(self.engine.engine()?, chosen)
     }
 
     /// The same on this engine, of a rank that shares the micro-steps with others.
@@ -93,6 +95,10 @@ impl Workload {
         accumulate: u32,
         sums: Option<Sums>,
     ) -> Result<(Session, Inputs)> {
+        self.made(engine, self.chosen(accumulate, sums)?)
+    }
+
+    fn chosen(&self, accumulate: u32, sums: Option<Sums>) -> Result<(ModelChoice, SessionSpec)> {
         let choice = ModelChoice::parse(&self.model)?;
         let spec = SessionSpec {
             lora: self.adapters.lora(&choice.config())?,
@@ -105,6 +111,14 @@ impl Workload {
             sums,
             ..SessionSpec::default()
         };
+        Ok((choice, spec))
+    }
+
+    fn made(
+        &self,
+        engine: Box<dyn Engine>,
+        (choice, spec): (ModelChoice, SessionSpec),
+    ) -> Result<(Session, Inputs)> {
         let session = session_of(choice, engine, &spec, self.seed)?;
         let inputs = match &self.data {
             Some(path) => Inputs::plain(self.tokens(path, session.config())?),
