@@ -280,8 +280,16 @@ mod tests {
 
     const FORWARD: usize = 0;
 
-    /// A forward with GELU, its backward behind `between`, and what comes `after`; and the slot that passes from the one to the other.
-    fn program(between: bool, after: bool, forward_again: bool) -> (Program, Slot) {
+    /// Where else the slot is read.
+    #[derive(Clone, Copy, Debug, Default)]
+    struct Readers {
+        before: bool,
+        between: bool,
+        after: bool,
+    }
+
+    /// A forward with GELU and its backward, other `readers`, and the forward once more; and the slot that passes from the one to the other.
+    fn program(readers: Readers, forward_again: bool) -> (Program, Slot) {
         let mut b = Builder::new();
         let mut slot = |name: &str, sizes: [usize; 2]| b.io(name, sizes, DType::BF16);
         let [inp, d_out] = ["inp", "d_out"].map(|name| slot(name, [128, 64]));
@@ -290,12 +298,15 @@ mod tests {
         let act = Some(PreAct { act: Act::Gelu, slot: pre });
         let forward = LinearFwd { out, pre: act, inp, weight, bias: None };
         let reader = ActFwd { out: other, inp: pre, act: Act::Gelu };
+        if readers.before {
+            b.push(reader).unwrap();
+        }
         b.push(forward).unwrap();
-        if between {
+        if readers.between {
             b.push(reader).unwrap();
         }
         b.push(LinearBwdInput { d_inp: d_pre, d_out, weight: next, pre: act }).unwrap();
-        if after {
+        if readers.after {
             b.push(reader).unwrap();
         }
         if forward_again {
@@ -307,7 +318,7 @@ mod tests {
     #[test]
     fn a_slot_passes_from_its_writer_to_its_only_reader() {
         for again in [false, true] {
-            let (program, pre) = program(false, false, again);
+            let (program, pre) = program(Readers::default(), again);
             let all = 0..program.nodes().len();
             assert_eq!(passes(&program, &all, FORWARD, pre), Some(1));
             assert_eq!(passes(&program, &all, 1, pre), Some(FORWARD));
@@ -322,12 +333,15 @@ mod tests {
 
     #[test]
     fn a_slot_with_another_reader_does_not_pass() {
-        for (between, after) in [(true, false), (false, true), (true, true)] {
-            let (program, pre) = program(between, after, false);
+        // What is read before the forward is what the last run left.
+        for bits in 1..8 {
+            let readers = Readers { before: bits & 1 > 0, between: bits & 2 > 0, after: bits & 4 > 0 };
+            let (program, pre) = program(readers, false);
             let all = 0..program.nodes().len();
-            let backward = 1 + usize::from(between);
-            let found = [FORWARD, backward].map(|op| passes(&program, &all, op, pre));
-            assert_eq!(found, [None; 2], "{between} {after}");
+            let forward = FORWARD + usize::from(readers.before);
+            let backward = forward + 1 + usize::from(readers.between);
+            let found = [forward, backward].map(|op| passes(&program, &all, op, pre));
+            assert_eq!(found, [None; 2], "{readers:?}");
         }
     }
 }

@@ -194,7 +194,8 @@ mod tests {
             near @ 6..40 => -86.0 - near as f32 / 20.0,
             other => other as f32 / 40.0 - 20.0,
         };
-        let bits = |x: &[f32]| x.iter().map(|x| if x.is_nan() { 0 } else { x.to_bits() }).collect::<Vec<_>>();
+        let bits =
+            |x: &[f32]| x.iter().map(|x| if x.is_nan() { u32::MAX } else { x.to_bits() }).collect::<Vec<_>>();
         for (stride, rows) in
             [32, 64].into_iter().flat_map(|stride| (1..=131).map(move |rows| (stride, rows)))
         {
