@@ -77,10 +77,18 @@ multiversion! {
     pub fn swiglu_bwd<const FMA: bool, T: Elem>(from: [Span<T>; 3], to: [Span<T>; 3]) {
         // SAFETY: the caller alone uses what is written, each of which is an input or shares no memory with one.
         unsafe {
-            map(from, to, |[d, gate, up]| {
-                let [s, slope, silu] = silu_grad::<_, FMA>(gate);
-                [d * up * slope, d * gate * s, silu * up]
-            });
+            if to[2].is_some() {
+                map(from, to, |[d, gate, up]| {
+                    let [s, slope, silu] = silu_grad::<_, FMA>(gate);
+                    [d * up * slope, d * gate * s, silu * up]
+                });
+            } else {
+                // without y there is one division less
+                map(from, [to[0], to[1]], |[d, gate, up]| {
+                    let [s, slope, _] = silu_grad::<_, FMA>(gate);
+                    [d * up * slope, d * gate * s]
+                });
+            }
         }
     }
 
