@@ -15,7 +15,7 @@
 #   bash run.sh --only f32             f32 and tf32: attention, keys, profiles, speeds with and without tensor cores; 5 minutes at most
 #   bash run.sh --only families        Qwen, Llama, Mistral, Gemma: keys, adapters, preferences, `tune`; 4 minutes at most
 #   bash run.sh --only families_bench  their speeds; 9 minutes at most; the PyTorch side needs transformers in PYTHONPATH
-#   bash run.sh --only table           the rows of the README's GPU table, each compared with PyTorch; 9 minutes at most
+#   bash run.sh --only table           the rows of the README's GPU table, each compared with PyTorch; 12 minutes at most
 #   bash run.sh --only compare         IRONHORSE_BEFORE=BINARY: that build and this one, alternating; 5 minutes at most
 #   bash run.sh --out results          where to write table.txt, summary.json, trace.json and logs.tar.gz
 #
@@ -72,7 +72,8 @@ wanted=${only:-$stages}
 [[ $only ]] || wanted=${wanted/ rust python ops moe runs ranks data f32 families families_bench table compare/}
 [[ $chosen ]] || chosen=$grid
 [[ $quick && $chosen == "$grid" ]] && chosen=d12-b64
-budget=${budget:-$([[ $quick ]] && echo 175 || { [[ $only =~ ops|moe|runs|ranks|families|table|compare ]] && echo 540 || echo 470; })}
+[[ $only == *table* ]] && budget=${budget:-700}
+budget=${budget:-$([[ $quick ]] && echo 175 || { [[ $only =~ ops|moe|runs|ranks|families|compare ]] && echo 540 || echo 470; })}
 
 ironhorse=${IRONHORSE_BIN:-$here/ironhorse}
 python=${PYTHON:-python3}
