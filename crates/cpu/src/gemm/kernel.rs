@@ -113,6 +113,8 @@ pub(super) struct Kernels {
     pub packed: &'static [[Micro; 3]; 8],
     /// The same, a by its strides.
     pub strided: &'static [[Micro; 3]; 8],
+    /// `low[mr - 1]`: a by its strides, four vectors wide; none where the registers do not hold such tiles.
+    pub low: &'static [Micro],
     /// `panels[mr - 1][nv - 1]`: b from panels that were packed before (`panels`).
     pub panels: &'static [[PanelKernel; 3]; 8],
     /// One row times several such panels.
@@ -320,18 +322,18 @@ unsafe fn micro_of<S: Simd, const MR: usize, const NV: usize, const PACKED: bool
 }
 
 /// The kernels of one set of instructions, for a vector type. The list is the rows of the entries of a table: entries beyond a
-/// full tile repeat the largest. After `dots` come the rows and columns of blocks of dot products, from one row on: columns divide
+/// full tile repeat the largest. After `low` come the rows of tiles of four vectors, after `dots` the rows and columns of blocks of dot products, from one row on: columns divide
 /// 8. Panels are packed by [`pack`](super::pack::pack), or by the functions named at the end.
 macro_rules! kernels {
     ($(#[$feature:meta])? $name:ident: $simd:ty, [$($rows:literal)*], dots [$($r:literal x $c:literal),*]) => {
         kernels!(
-            $(#[$feature])? $name: $simd, [$($rows)*], dots [$($r x $c),*],
+            $(#[$feature])? $name: $simd, [$($rows)*], low [], dots [$($r x $c),*],
             pack_panels::<{ <$simd>::MR }>, pack_panels::<{ <$simd>::NR }>
         );
     };
     (
-        $(#[$feature:meta])? $name:ident: $simd:ty, [$($rows:literal)*], dots [$($r:literal x $c:literal),*],
-        $pack_a:expr, $pack_b:expr
+        $(#[$feature:meta])? $name:ident: $simd:ty, [$($rows:literal)*], low [$($low:literal)*],
+        dots [$($r:literal x $c:literal),*], $pack_a:expr, $pack_b:expr
     ) => {
         pub(super) static $name: Kernels = {
             $(#[$feature])?
@@ -383,6 +385,7 @@ macro_rules! kernels {
                 lanes: <$simd>::LANES,
                 packed: &[$([tile::<$rows, 1, true>, tile::<$rows, 2, true>, tile::<$rows, 3, true>]),*],
                 strided: &[$([tile::<$rows, 1, false>, tile::<$rows, 2, false>, tile::<$rows, 3, false>]),*],
+                low: &[$(tile::<$low, 4, false>),*],
                 panels: &[$([panel::<$rows, 1>, panel::<$rows, 2>, panel::<$rows, 3>]),*],
                 one_row,
                 pack_a: $pack_a,

@@ -14,8 +14,8 @@ use super::{Beta, Gemm, MatMut, MatRef, Rows, gemv, kernels};
 use crate::isa::Isa;
 use std::ops::Range;
 
-/// Steps of a slice of k.
-pub(super) const SLICE: usize = 128;
+/// Steps of a slice of k. Those of the narrow matrix take half of a first-level cache of 32 KB.
+pub(super) const SLICE: usize = 64;
 /// Columns of the narrow matrix, at most.
 const NARROW: usize = 64;
 /// Columns of the wide matrix in a task, from and to.
@@ -165,14 +165,23 @@ impl Slice {
     /// The operands are readable, and c is the caller's alone.
     unsafe fn run(&self, isa: Isa, rows: usize, alpha: f32, lists: [&[*const f32]; 2]) {
         let kernels = kernels(isa);
-        let width = panel_width(kernels, self.columns);
-        let tiles = rows.div_ceil(kernels.mr) * self.columns.div_ceil(width);
+        // Where a tile has all columns of the narrow matrix, it loads half as many elements of the wide one for a multiply-add.
+        let is_low = !kernels.low.is_empty() && self.columns > 3 * kernels.lanes;
+        let (most, width) = if is_low {
+            (kernels.low.len(), 4 * kernels.lanes)
+        } else {
+            (kernels.mr, panel_width(kernels, self.columns))
+        };
+        let (high, wide) = (rows.div_ceil(most), self.columns.div_ceil(width));
+        let tiles = high * wide;
         let each = lists.iter().map(|list| list.len()).sum::<usize>().div_ceil(tiles).max(1);
         let [wides, narrows] = lists.map(|list| list.chunks(each));
         let mut units = wides.map(|list| (list, self.a_cs)).chain(narrows.map(|list| (list, self.b_rs)));
-        for row in (0..rows).step_by(kernels.mr) {
+        let mut row = 0;
+        for left in (1..=high).rev() {
+            let height = (rows - row).div_ceil(left); // none much lower than the others
             for column in (0..self.columns).step_by(width) {
-                let (height, columns) = (kernels.mr.min(rows - row), width.min(self.columns - column));
+                let columns = width.min(self.columns - column);
                 let vectors = columns.div_ceil(kernels.lanes);
                 let (list, rs) = units.next().unwrap_or((&[], 0));
                 // SAFETY: the tile is inside the operands and c.
@@ -196,9 +205,15 @@ impl Slice {
                         fetches_c: false,
                         past_caches: false,
                     };
-                    (kernels.strided[height - 1][vectors - 1])(&tile);
+                    let kernel = if is_low {
+                        kernels.low[height - 1]
+                    } else {
+                        kernels.strided[height - 1][vectors - 1]
+                    };
+                    kernel(&tile);
                 }
             }
+            row += height;
         }
     }
 }

@@ -35,6 +35,7 @@ pub(super) static KERNELS: Kernels = Kernels {
     lanes: ROWS,
     packed: &[[block; 3]; 8],
     strided: &[[block; 3]; 8],
+    low: x86::AVX512.low,
     panels: x86::AVX512.panels,
     one_row: x86::AVX512.one_row,
     pack_a,

@@ -138,7 +138,8 @@ simd! {
 
 kernels! {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    AVX512: Zmm, [1 2 3 4 5 6 7 8], dots [1 x 8, 2 x 8, 3 x 8, 4 x 4, 5 x 4, 6 x 4], pack_a_512, pack_b_512
+    AVX512: Zmm, [1 2 3 4 5 6 7 8], low [1 2 3 4 5 6], dots [1 x 8, 2 x 8, 3 x 8, 4 x 4, 5 x 4, 6 x 4],
+    pack_a_512, pack_b_512
 }
 
 kernels! {
