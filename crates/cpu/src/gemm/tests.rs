@@ -322,14 +322,17 @@ fn bits_do_not_depend_on_threads() {
 fn sets_with_fma_give_the_same_bits() {
     let team = Team::new(2);
     let mut ws = Workspace::new();
-    for (size, apart) in [((61, 331, 1153), false), ((3, 77, 500), false), ((61, 77, 1153), true)] {
-        let case = Case {
-            size,
-            layouts: (Layout::Rows, Layout::Columns),
-            beta: Beta::Overwrite,
-            alpha: 1.0,
-            operands: Operands::F32,
-        };
+    let (rows, sums) = ((Layout::Rows, Layout::Columns), (Layout::Columns, Layout::Rows));
+    for (size, layouts, apart) in [
+        ((61, 331, 1153), rows, false),
+        ((3, 77, 500), rows, false),
+        ((61, 77, 1153), rows, true),
+        // sums over many rows of a narrow matrix, whose columns some sets have in one tile
+        ((131, 64, 300), sums, false),
+        ((49, 200, 259), sums, false),
+        ((64, 70, 127), sums, false),
+    ] {
+        let case = Case { size, layouts, beta: Beta::Overwrite, alpha: 1.0, operands: Operands::F32 };
         let bits: Vec<Vec<u32>> = isas()
             .filter(|&isa| isa != Isa::PORTABLE)
             .map(|isa| {
