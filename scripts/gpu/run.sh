@@ -72,8 +72,8 @@ wanted=${only:-$stages}
 [[ $only ]] || wanted=${wanted/ rust python ops moe runs ranks data f32 families families_bench table compare/}
 [[ $chosen ]] || chosen=$grid
 [[ $quick && $chosen == "$grid" ]] && chosen=d12-b64
-[[ $only == *table* ]] && budget=${budget:-700}
-budget=${budget:-$([[ $quick ]] && echo 175 || { [[ $only =~ ops|moe|runs|ranks|families|compare ]] && echo 540 || echo 470; })}
+if [[ $quick ]]; then most=175; elif [[ $only =~ table ]]; then most=700; elif [[ $only =~ ops|moe|runs|ranks|families|compare ]]; then most=540; else most=470; fi
+budget=${budget:-$most}
 
 ironhorse=${IRONHORSE_BIN:-$here/ironhorse}
 python=${PYTHON:-python3}
