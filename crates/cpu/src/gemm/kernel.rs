@@ -113,7 +113,7 @@ pub(super) struct Kernels {
     pub packed: &'static [[Micro; 3]; 8],
     /// The same, a by its strides.
     pub strided: &'static [[Micro; 3]; 8],
-    /// `low[mr - 1]`: a by its strides, four vectors wide; none where the registers do not hold such tiles.
+    /// `low[mr - 1]`: a by its strides, [`LOW`] vectors wide; none where the registers do not hold such tiles.
     pub low: &'static [Micro],
     /// `panels[mr - 1][nv - 1]`: b from panels that were packed before (`panels`).
     pub panels: &'static [[PanelKernel; 3]; 8],
@@ -123,6 +123,8 @@ pub(super) struct Kernels {
     pub pack_a: Pack,
     /// Into panels of `nr`.
     pub pack_b: Pack,
+    /// Into panels of `LOW` vectors.
+    pub pack_low: Pack,
     /// A panel has room for a multiple of so many steps.
     pub unit: usize,
     /// Steps of k in which a full tile fetches one address.
@@ -152,6 +154,52 @@ impl Kernels {
     #[inline(always)]
     pub fn packed(&self, rows: usize, vectors: usize) -> Micro {
         self.packed[rows.min(self.packed.len()) - 1][vectors - 1]
+    }
+}
+
+/// Vectors of a low tile.
+pub(super) const LOW: usize = 4;
+
+/// How tiles that read a by its strides cut a result: low ones where one has all its columns, because they load fewer elements of a for
+/// a multiply-add.
+#[derive(Clone, Copy)]
+pub(super) struct Tiling {
+    kernels: &'static Kernels,
+    is_low: bool,
+    /// Rows of a tile, at most.
+    pub rows: usize,
+    /// Columns of a tile, a whole number of vectors, except for the last: 96 becomes 48 + 48, and 80 becomes 48 + 32.
+    pub columns: usize,
+    /// Into panels of `width` columns, one for each of its tiles.
+    pub pack_b: Pack,
+    /// Floats of a step of such a panel.
+    pub width: usize,
+}
+
+impl Tiling {
+    /// Of a result of `n` columns.
+    pub fn new(kernels: &'static Kernels, n: usize) -> Self {
+        let &Kernels { low, lanes, pack_low: pack_b, .. } = kernels;
+        if low.is_empty() || n.div_ceil(lanes) != LOW {
+            return Self::high(kernels, n);
+        }
+        let width = LOW * lanes;
+        Self { kernels, is_low: true, rows: low.len(), columns: width, pack_b, width }
+    }
+
+    /// The same of tiles that are as high as a panel of a.
+    pub fn high(kernels: &'static Kernels, n: usize) -> Self {
+        let &Kernels { mr, nr, lanes, pack_b, .. } = kernels;
+        let vectors = n.div_ceil(lanes);
+        let panels = vectors.div_ceil(nr / lanes).max(1);
+        let columns = vectors.div_ceil(panels).max(1) * lanes;
+        Self { kernels, is_low: false, rows: mr, columns, pack_b, width: nr }
+    }
+
+    /// The kernel of a tile of this size.
+    #[inline(always)]
+    pub fn kernel(&self, rows: usize, vectors: usize) -> Micro {
+        if self.is_low { self.kernels.low[rows - 1] } else { self.kernels.strided[rows - 1][vectors - 1] }
     }
 }
 
@@ -328,12 +376,12 @@ macro_rules! kernels {
     ($(#[$feature:meta])? $name:ident: $simd:ty, [$($rows:literal)*], dots [$($r:literal x $c:literal),*]) => {
         kernels!(
             $(#[$feature])? $name: $simd, [$($rows)*], low [], dots [$($r x $c),*],
-            pack_panels::<{ <$simd>::MR }>, pack_panels::<{ <$simd>::NR }>
+            pack_panels::<{ <$simd>::MR }>, pack_panels::<{ <$simd>::NR }>, pack_panels::<{ LOW * <$simd>::LANES }>
         );
     };
     (
         $(#[$feature:meta])? $name:ident: $simd:ty, [$($rows:literal)*], low [$($low:literal)*],
-        dots [$($r:literal x $c:literal),*], $pack_a:expr, $pack_b:expr
+        dots [$($r:literal x $c:literal),*], $pack_a:expr, $pack_b:expr, $pack_low:expr
     ) => {
         pub(super) static $name: Kernels = {
             $(#[$feature])?
@@ -385,11 +433,12 @@ macro_rules! kernels {
                 lanes: <$simd>::LANES,
                 packed: &[$([tile::<$rows, 1, true>, tile::<$rows, 2, true>, tile::<$rows, 3, true>]),*],
                 strided: &[$([tile::<$rows, 1, false>, tile::<$rows, 2, false>, tile::<$rows, 3, false>]),*],
-                low: &[$(tile::<$low, 4, false>),*],
+                low: &[$(tile::<$low, LOW, false>),*],
                 panels: &[$([panel::<$rows, 1>, panel::<$rows, 2>, panel::<$rows, 3>]),*],
                 one_row,
                 pack_a: $pack_a,
                 pack_b: $pack_b,
+                pack_low: $pack_low,
                 unit: 1,
                 fetch_steps: super::kernel::FETCH_STEPS,
                 dots: &[$(DotKernels { columns: $c, many: sums::<$r, $c>, one: sums::<$r, 1> }),*],

@@ -1,7 +1,7 @@
 //! Small products on one thread, for use inside a task: a is read in place unless its rows are scattered far, b if its
 //! rows are contiguous.
 
-use super::kernel::{AHEAD_ROWS, Ahead, Kernels, LINE, Packing, Tile, rows_apart};
+use super::kernel::{AHEAD_ROWS, Ahead, Kernels, LINE, Packing, Tile, Tiling, rows_apart};
 use super::plan::{KC, slice_len};
 use super::workspace::LocalScratch;
 use super::{Beta, Gemm, MatMut, MatRef, kernels};
@@ -61,33 +61,27 @@ impl Beside {
     }
 }
 
-/// Columns of a panel, all of equal numbers of vectors: 64 becomes 32 + 32 rather than 48 + 16.
-pub(super) fn panel_width(kernels: &Kernels, n: usize) -> usize {
-    let vectors = n.div_ceil(kernels.lanes);
-    let panels = vectors.div_ceil(kernels.nr / kernels.lanes);
-    vectors.div_ceil(panels.max(1)) * kernels.lanes
-}
-
 /// Panels of b, and floats of all of them.
-pub(super) fn packed_len(kernels: &Kernels, g: &Gemm<'_>) -> (usize, usize) {
-    let (panels, kc) = (g.n.div_ceil(panel_width(kernels, g.n).max(1)), slice_len(g.k));
-    (panels, g.k.div_ceil(kc.max(1)) * panels * kc * kernels.nr)
+pub(super) fn packed_len(kernels: &'static Kernels, g: &Gemm<'_>) -> (usize, usize) {
+    let (tiling, kc) = (Tiling::new(kernels, g.n), slice_len(g.k));
+    let panels = g.n.div_ceil(tiling.columns);
+    (panels, g.k.div_ceil(kc.max(1)) * panels * kc * tiling.width)
 }
 
 /// Packs panel number `panel` of b, all slices of it, to where [`local`] looks for it.
 ///
 /// # Safety
 /// b is readable; `dst` is good for the floats of [`packed_len`], and nobody else uses this panel of it.
-pub(super) unsafe fn pack_right(kernels: &Kernels, g: &Gemm<'_>, panel: usize, dst: *mut f32) {
-    let (width, kc) = (panel_width(kernels, g.n), slice_len(g.k));
-    let panels = g.n.div_ceil(width);
+pub(super) unsafe fn pack_right(kernels: &'static Kernels, g: &Gemm<'_>, panel: usize, dst: *mut f32) {
+    let (tiling, kc) = (Tiling::new(kernels, g.n), slice_len(g.k));
+    let (panels, column) = (g.n.div_ceil(tiling.columns), panel * tiling.columns);
     for (slice, k0) in (0..g.k).step_by(kc).enumerate() {
         // SAFETY: the panel and the slice are inside b and, packed, inside `dst`.
         unsafe {
-            let src = g.b.ptr.add(k0 * g.b.rs + panel * width * g.b.cs);
-            let dst = dst.add((slice * panels + panel) * kc * kernels.nr);
-            let (count, k) = (width.min(g.n - panel * width), kc.min(g.k - k0));
-            (kernels.pack_b)(&Packing { src, s_w: g.b.cs, s_k: g.b.rs, count, k, dst });
+            let src = g.b.ptr.add(k0 * g.b.rs + column * g.b.cs);
+            let dst = dst.add((slice * panels + panel) * kc * tiling.width);
+            let (count, k) = (tiling.columns.min(g.n - column), kc.min(g.k - k0));
+            (tiling.pack_b)(&Packing { src, s_w: g.b.cs, s_k: g.b.rs, count, k, dst });
         }
     }
 }
@@ -109,13 +103,13 @@ pub(super) unsafe fn local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>, g
         return unsafe { turned(scratch, isa, g) };
     }
     let kernels = kernels(isa);
-    let width = panel_width(kernels, g.n);
-    let panels = g.n.div_ceil(width);
-    let kc = slice_len(g.k);
     let packs_a = scatters(g);
+    let tiling = if packs_a { Tiling::high(kernels, g.n) } else { Tiling::new(kernels, g.n) };
+    let panels = g.n.div_ceil(tiling.columns);
+    let kc = slice_len(g.k);
     let mut list = [std::ptr::null(); KC.div_ceil(LINE)];
     if g.b.cs != 1 && given.packed.is_none() {
-        scratch.packed.reserve(kc * kernels.nr);
+        scratch.packed.reserve(kc * tiling.width);
     }
     if packs_a {
         scratch.packed_a.reserve(kc * PACKED_ROWS);
@@ -123,7 +117,7 @@ pub(super) unsafe fn local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>, g
     let chunk = if packs_a { PACKED_ROWS } else { g.m };
     // What is beside is fetched by the tiles of all panels but the first, which fetches rows of a.
     let mut units = given.beside.into_iter().flat_map(|beside| beside.units(g.m));
-    let tiles = (g.m / kernels.mr).max(1) * (panels - 1).max(1);
+    let tiles = (g.m / tiling.rows).max(1) * (panels - 1).max(1);
     let each = given.beside.map_or(0, |b| (g.m * b.width.div_ceil(AHEAD_ROWS * LINE)).div_ceil(tiles));
     for (slice, k0) in (0..g.k).step_by(kc).enumerate() {
         let k = kc.min(g.k - k0);
@@ -143,26 +137,26 @@ pub(super) unsafe fn local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>, g
                         dst: packed,
                     });
                     // Row i of a panel at + i, a panel after mr rows.
-                    TileRows { ptr: packed, rs: 1, cs: kernels.mr, tile: kernels.mr * k }
+                    TileRows { ptr: packed, rs: 1, cs: kernels.mr, apart: k }
                 } else {
-                    TileRows { ptr: a, rs: g.a.rs, cs: g.a.cs, tile: kernels.mr * g.a.rs }
+                    TileRows { ptr: a, rs: g.a.rs, cs: g.a.cs, apart: g.a.rs }
                 }
             };
-            for (panel, column) in (0..g.n).step_by(width).enumerate() {
-                let columns = width.min(g.n - column);
+            for (panel, column) in (0..g.n).step_by(tiling.columns).enumerate() {
+                let columns = tiling.columns.min(g.n - column);
                 // SAFETY: element (k0, column) is inside b; the scratch holds one panel of k steps.
                 let (b, b_rs) = unsafe {
                     let b = g.b.ptr.add(k0 * g.b.rs + column * g.b.cs);
                     if let Some(packed) = given.packed {
-                        (packed.add((slice * panels + panel) * kc * kernels.nr), kernels.nr)
+                        (packed.add((slice * panels + panel) * kc * tiling.width), tiling.width)
                     } else if g.b.cs == 1 {
                         (b, g.b.rs)
                     } else {
                         let packed = scratch.packed.as_mut_ptr();
                         let panel =
                             Packing { src: b, s_w: g.b.cs, s_k: g.b.rs, count: columns, k, dst: packed };
-                        (kernels.pack_b)(&panel);
-                        (packed.cast_const(), kernels.nr)
+                        (tiling.pack_b)(&panel);
+                        (packed.cast_const(), tiling.width)
                     }
                 };
                 let vectors = columns.div_ceil(kernels.lanes);
@@ -187,15 +181,17 @@ pub(super) unsafe fn local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>, g
                     past_caches: false,
                 };
                 let fetches = given.streams && panel == 0 && a.cs == 1;
-                // A tile of this size takes some hundred cycles: from one to the next only what changes is written.
-                let full = kernels.strided[kernels.mr - 1][vectors - 1];
-                // Steps that a tile has left for what it fetches besides c.
-                let lines_of_c = kernels.mr * vectors;
-                let left = if tile.fetches_c && k >= lines_of_c { k - lines_of_c } else { k };
-                for _ in 0..rows.len() / kernels.mr {
+                // A tile takes some hundred cycles: from one to the next only what changes is written.
+                let mut left_rows = rows.len();
+                while left_rows > 0 {
+                    tile.rows = left_rows.min(tiling.rows);
+                    left_rows -= tile.rows;
+                    // Steps that the tile has left for what it fetches besides c.
+                    let lines_of_c = tile.rows * vectors;
+                    let left = if tile.fetches_c && k >= lines_of_c { k - lines_of_c } else { k };
                     if fetches {
-                        let next = tile.a.wrapping_add(a.tile);
-                        let (count, rs) = lines_of(next, a.rs, k, &mut list);
+                        let next = tile.a.wrapping_add(tile.rows * a.apart);
+                        let (count, rs) = lines_of(next, a.rs, (tiling.rows, k), &mut list);
                         tile.ahead = Ahead::new(&list[..count], rs, left);
                     } else if each > 0 {
                         let count = each.min(left / AHEAD_ROWS).min(list.len());
@@ -206,14 +202,9 @@ pub(super) unsafe fn local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>, g
                         tile.ahead = Ahead::new(&list[..taken], LINE, left);
                     }
                     // SAFETY: the kernel of the size of the tile, of an `Isa` this machine has.
-                    unsafe { full(&tile) };
-                    tile.a = tile.a.wrapping_add(a.tile);
-                    tile.c = tile.c.wrapping_add(kernels.mr * g.c.rs);
-                }
-                (tile.rows, tile.ahead) = (rows.len() % kernels.mr, Ahead::NOTHING);
-                if tile.rows > 0 {
-                    // SAFETY: as above.
-                    unsafe { (kernels.strided[tile.rows - 1][vectors - 1])(&tile) };
+                    unsafe { tiling.kernel(tile.rows, vectors)(&tile) };
+                    tile.a = tile.a.wrapping_add(tile.rows * a.apart);
+                    tile.c = tile.c.wrapping_add(tile.rows * g.c.rs);
                 }
             }
         }
@@ -221,24 +212,25 @@ pub(super) unsafe fn local(scratch: &mut LocalScratch, isa: Isa, g: &Gemm<'_>, g
     g.finish(0..g.m, 0..g.n, 0);
 }
 
-/// The addresses of [`Ahead`] that cover [`AHEAD_ROWS`] rows of `k` floats, and from one line of each to the next: lines side by side where
+/// The addresses of [`Ahead`] that cover `rows` rows, [`AHEAD_ROWS`] at most, of `k` floats from `from` on, and from one line of each to the next: lines side by side where
 /// they are whole numbers of them, because memory gives those sooner. Returns how many addresses there are, and the distance.
 fn lines_of(
-    rows: *const f32,
+    from: *const f32,
     rs: usize,
-    k: usize,
+    (rows, k): (usize, usize),
     list: &mut [*const f32; KC.div_ceil(LINE)],
 ) -> (usize, usize) {
     let (count, side) = (k.div_ceil(LINE), AHEAD_ROWS * LINE);
     if k.is_multiple_of(side) {
         let each = k / side;
+        let count = rows * each;
         for (i, line) in list[..count].iter_mut().enumerate() {
-            *line = rows.wrapping_add(i / each * rs + i % each * side);
+            *line = from.wrapping_add(i / each * rs + i % each * side);
         }
         return (count, LINE);
     }
     for (i, line) in list[..count].iter_mut().enumerate() {
-        *line = rows.wrapping_add(i * LINE);
+        *line = from.wrapping_add(i * LINE);
     }
     (count, rs)
 }
@@ -285,8 +277,8 @@ struct TileRows {
     ptr: *const f32,
     rs: usize,
     cs: usize,
-    /// From the first row of a tile to that of the next, in floats.
-    tile: usize,
+    /// From the first row of a tile to that of the next, in floats for each row of the tile.
+    apart: usize,
 }
 
 /// Whether the steps of a row of a are so far apart that their cache lines evict each other, and are used often

@@ -59,7 +59,7 @@ use std::ops::Range;
 pub use workspace::{LocalScratch, Workspace};
 
 /// The widest panel of any kernel.
-const MAX_NR: usize = 48;
+const MAX_NR: usize = 64;
 
 /// Rows, columns and steps of the smallest product whose operands are rounded.
 const LEAST_ROUNDED: usize = 32;

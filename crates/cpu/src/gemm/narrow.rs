@@ -7,8 +7,7 @@
 //!
 //! order  as [`gemm`](super::gemm), with slices of [`SLICE`] steps.
 
-use super::kernel::{AHEAD_ROWS, Ahead, LINE, Tile, rows_apart};
-use super::local::panel_width;
+use super::kernel::{AHEAD_ROWS, Ahead, LINE, Tile, Tiling, rows_apart};
 use super::workspace::LocalScratch;
 use super::{Beta, Gemm, MatMut, MatRef, Rows, gemv, kernels};
 use crate::isa::Isa;
@@ -165,14 +164,8 @@ impl Slice {
     /// The operands are readable, and c is the caller's alone.
     unsafe fn run(&self, isa: Isa, rows: usize, alpha: f32, lists: [&[*const f32]; 2]) {
         let kernels = kernels(isa);
-        // Where a tile has all columns of the narrow matrix, it loads half as many elements of the wide one for a multiply-add.
-        let is_low = !kernels.low.is_empty() && self.columns > 3 * kernels.lanes;
-        let (most, width) = if is_low {
-            (kernels.low.len(), 4 * kernels.lanes)
-        } else {
-            (kernels.mr, panel_width(kernels, self.columns))
-        };
-        let (high, wide) = (rows.div_ceil(most), self.columns.div_ceil(width));
+        let tiling = Tiling::new(kernels, self.columns);
+        let (high, wide) = (rows.div_ceil(tiling.rows), self.columns.div_ceil(tiling.columns));
         let tiles = high * wide;
         let each = lists.iter().map(|list| list.len()).sum::<usize>().div_ceil(tiles).max(1);
         let [wides, narrows] = lists.map(|list| list.chunks(each));
@@ -180,8 +173,8 @@ impl Slice {
         let mut row = 0;
         for left in (1..=high).rev() {
             let height = (rows - row).div_ceil(left); // none much lower than the others
-            for column in (0..self.columns).step_by(width) {
-                let columns = width.min(self.columns - column);
+            for column in (0..self.columns).step_by(tiling.columns) {
+                let columns = tiling.columns.min(self.columns - column);
                 let vectors = columns.div_ceil(kernels.lanes);
                 let (list, rs) = units.next().unwrap_or((&[], 0));
                 // SAFETY: the tile is inside the operands and c.
@@ -205,12 +198,7 @@ impl Slice {
                         fetches_c: false,
                         past_caches: false,
                     };
-                    let kernel = if is_low {
-                        kernels.low[height - 1]
-                    } else {
-                        kernels.strided[height - 1][vectors - 1]
-                    };
-                    kernel(&tile);
+                    tiling.kernel(height, vectors)(&tile);
                 }
             }
             row += height;

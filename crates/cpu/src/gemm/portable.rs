@@ -4,7 +4,7 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::dots::{DotKernels, DotTile, JOINED, LANES, dots};
-use super::kernel::{Kernels, Packing, Simd, Tile, kernels, micro};
+use super::kernel::{Kernels, LOW, Packing, Simd, Tile, kernels, micro};
 use super::pack::pack;
 use super::panels::{self, PanelTile};
 use super::queries::{self, Scores, Weighted};

@@ -21,7 +21,7 @@ macro_rules! rounded {
                 unsafe { pack($of.pack_b, $of.nr, p) };
             }
 
-            Kernels { pack_a, pack_b, ..$of }
+            Kernels { pack_a, pack_b, low: &[], ..$of }
         };
     };
 }

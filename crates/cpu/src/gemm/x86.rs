@@ -5,7 +5,7 @@
 
 use super::Gemm;
 use super::dots::{DotKernels, DotTile, JOINED, LANES, dots};
-use super::kernel::{Kernels, Packing, Simd, Tile, kernels, micro};
+use super::kernel::{Kernels, LOW, Packing, Simd, Tile, kernels, micro};
 use super::pack::pack;
 use super::panels::{self, PanelTile};
 use super::queries::{self, Scores, Weighted};
@@ -139,7 +139,7 @@ simd! {
 kernels! {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
     AVX512: Zmm, [1 2 3 4 5 6 7 8], low [1 2 3 4 5 6], dots [1 x 8, 2 x 8, 3 x 8, 4 x 4, 5 x 4, 6 x 4],
-    pack_a_512, pack_b_512
+    pack_a_512, pack_b_512::<48>, pack_b_512::<64>
 }
 
 kernels! {
@@ -166,20 +166,20 @@ unsafe fn pack_a_512(p: &Packing) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn pack_b_512(p: &Packing) {
+unsafe fn pack_b_512<const W: usize>(p: &Packing) {
     let &Packing { src, s_w, s_k, count, k, dst } = p;
     if s_k != 1 || s_w == 1 {
         // SAFETY: guaranteed by the caller.
-        return unsafe { pack::<48>(p) };
+        return unsafe { pack::<W>(p) };
     }
-    for group in 0..count.div_ceil(48) * 3 {
+    for group in 0..count.div_ceil(W) * (W / 16) {
         let lanes = 16.min(count.saturating_sub(group * 16));
-        let (panel, column) = (group / 3, group % 3 * 16);
+        let (panel, column) = (group / (W / 16), group % (W / 16) * 16);
         // SAFETY: the group is inside a panel of `count`; an empty group reads nothing, so its address is only kept.
-        let (src, dst) = unsafe { (src.wrapping_add(group * 16 * s_w), dst.add(panel * 48 * k + column)) };
+        let (src, dst) = unsafe { (src.wrapping_add(group * 16 * s_w), dst.add(panel * W * k + column)) };
         for p in (0..k).step_by(16) {
             // SAFETY: `lanes` rows of min(16, k - p) floats are inside the source, as many steps inside the panel.
-            unsafe { transpose_16(src.wrapping_add(p), s_w, lanes, (k - p).min(16), dst.add(p * 48)) };
+            unsafe { transpose_16::<W>(src.wrapping_add(p), s_w, lanes, (k - p).min(16), dst.add(p * W)) };
         }
     }
 }
@@ -247,15 +247,21 @@ unsafe fn transpose_8(src: *const f32, stride: usize, lanes: usize, steps: usize
     }
 }
 
-/// `lanes` rows of `steps` floats each become `steps` rows of 16, stride 48; missing lanes are zero.
+/// `lanes` rows of `steps` floats each become `steps` rows of 16, stride W; missing lanes are zero.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn transpose_16(src: *const f32, stride: usize, lanes: usize, steps: usize, dst: *mut f32) {
+unsafe fn transpose_16<const W: usize>(
+    src: *const f32,
+    stride: usize,
+    lanes: usize,
+    steps: usize,
+    dst: *mut f32,
+) {
     // SAFETY: guaranteed by the caller.
     let r = unsafe { rows_of::<16>(src, stride, lanes, steps) };
     for (step, row) in transpose(r).into_iter().enumerate().take(steps) {
         // SAFETY: this step is inside the panel.
-        unsafe { _mm512_storeu_ps(dst.add(step * 48), row) };
+        unsafe { _mm512_storeu_ps(dst.add(step * W), row) };
     }
 }
 
