@@ -323,13 +323,18 @@ unsafe fn micro_of<S: Simd, const MR: usize, const NV: usize, const PACKED: bool
         if !PACKED {
             if t.fetches_c && k >= MR * NV {
                 k -= MR * NV;
-                let mut c = t.c.cast_const();
-                for _ in 0..MR {
-                    for j in 0..NV {
-                        S::prefetch_write(c.wrapping_add(j * S::LANES));
-                        step!();
-                    }
-                    c = c.wrapping_add(t.c_rs);
+                // One loop over all lines: the compiler makes one block of the steps of a row, for which there are too few registers.
+                let (mut c, mut column) = (t.c.cast_const(), 0);
+                for _ in 0..MR * NV {
+                    S::prefetch_write(c);
+                    column += 1;
+                    c = c.wrapping_add(if column == NV {
+                        t.c_rs.wrapping_sub((NV - 1) * S::LANES)
+                    } else {
+                        S::LANES
+                    });
+                    column %= NV;
+                    step!();
                 }
             }
             let Ahead { list, count, rs, steps } = t.ahead;
