@@ -250,6 +250,34 @@ impl Builder {
         Ok(())
     }
 
+    /// Inserts an op at a place of the current section, whose ops from there on move, after checking it.
+    pub fn insert(&mut self, at: usize, op: impl Into<Op>) -> Result<()> {
+        let op = op.into();
+        op.check()?;
+        let [before, behind] = [at.checked_sub(1), Some(at)].map(|at| at.and_then(|at| self.nodes.get(at)));
+        let fits = at <= self.nodes.len()
+            && before.is_none_or(|node| node.section <= self.section)
+            && behind.is_none_or(|node| node.section >= self.section);
+        if !fits {
+            return Err(Error::Program(format!(
+                "{} inserted at {at} of {} ops, outside {}",
+                op.name(),
+                self.nodes.len(),
+                self.section
+            )));
+        }
+        let values = self.values.iter_mut().map(|value| &mut value.after);
+        let places = values.chain(self.early.iter_mut().map(|(_, since)| since));
+        places.filter(|place| **place >= at).for_each(|place| *place += 1);
+        self.nodes.insert(at, Node { op, origin: self.origins.len() - 1, section: self.section });
+        Ok(())
+    }
+
+    /// The section of the ops pushed from now on.
+    pub fn in_section(&self) -> Section {
+        self.section
+    }
+
     /// The ops pushed so far.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes

@@ -42,6 +42,29 @@ fn planned_programs_reuse_memory_and_keep_their_values() {
 }
 
 #[test]
+fn an_inserted_op_moves_what_follows_it() {
+    let mut b = Builder::new();
+    let [x, y, early] = [(); 3].map(|()| b.activation([100], DType::F32));
+    b.at("later");
+    b.push(Fill { out: y, value: 1.0 }).unwrap();
+    b.name("y", y);
+    let since = b.activation_since(0, [100], DType::F32);
+    b.push(Add { out: since, a: y, b: y }).unwrap();
+    b.at("first");
+    b.insert(0, Fill { out: x, value: 2.0 }).unwrap();
+    b.insert(1, ActFwd { out: early, inp: x, act: Act::Gelu }).unwrap();
+    b.section(Section::Backward);
+    let outside = b.insert(1, Fill { out: x, value: 3.0 }).unwrap_err();
+    assert!(outside.to_string().contains("inserted at 1 of 4 ops"), "{outside}");
+    let program = b.finish().unwrap();
+    let names: Vec<_> = program.nodes().iter().map(|node| (node.op.name(), program.origin(node))).collect();
+    assert_eq!(names, [("fill", "first"), ("gelu_fwd", "first"), ("fill", "later"), ("add", "later")]);
+    assert_eq!(program.values()[0].after, 2);
+    // `since` is in use from the op on that is now the third: it may share the memory of what ends before.
+    assert_eq!(program.layout().bytes(Pool::Activations), 448 + 400);
+}
+
+#[test]
 fn a_group_has_no_gaps_inside_and_is_one_slot() {
     for precision in [Precision::F32, Precision::BF16_F32_GRADS] {
         let mut b = Builder::with_precision(precision);

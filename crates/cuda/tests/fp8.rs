@@ -7,7 +7,7 @@
 mod joined;
 
 use ironhorse_core::op::{
-    Accum, Add, CrossEntropy, Gain, Gate, GroupedFp8, GroupedFp8BwdWeight, IGNORED, Permute, Quantize,
+    Accum, Add, Amax, CrossEntropy, Gain, Gate, GroupedFp8, GroupedFp8BwdWeight, IGNORED, Permute, Quantize,
     ResidualLayerNormFwd, ResidualRmsNormFwd, SwigluBwd, SwigluFwd,
 };
 use ironhorse_core::{Builder, DType, Engine, EngineExt, Fp8, Precision, Program, Scalars, Slot};
@@ -31,6 +31,73 @@ fn quantize(inp: Slot, out: Slot, [inverse, amax, seen]: [Slot; 3]) -> Quantize 
         margin: 1,
         unknown: 3,
         accum: Accum::Write,
+    }
+}
+
+/// The largest elements of several weights, then all of them in 8 bits; and what is written.
+fn weights_program(sizes: &[[usize; 2]], dtype: DType) -> (Program, Vec<Slot>, Vec<Slot>) {
+    let precision = if dtype == DType::BF16 { Precision::BF16 } else { Precision::F32 };
+    let mut builder = Builder::with_precision(precision);
+    let format = DType::F8(Fp8::E4M3);
+    let weights: Vec<_> =
+        sizes.iter().enumerate().map(|(i, &size)| builder.param(format!("w{i}"), size, false)).collect();
+    let mut outputs = Vec::new();
+    let ops: Vec<_> = weights
+        .iter()
+        .enumerate()
+        .map(|(i, &inp)| {
+            let [rows, cols] = sizes[i];
+            let [inverse, amax] =
+                ["inverse", "amax"].map(|name| builder.io(format!("{name}{i}"), [1], DType::F32));
+            let out = builder.io(format!("q{i}"), [rows, cols], format);
+            let out_t = builder.io(format!("q_t{i}"), [cols, rows], format);
+            outputs.extend([inverse, amax, out_t]);
+            let by_rows = (i != 1).then_some(out);
+            outputs.extend(by_rows);
+            let op = quantize(inp, out, [inverse, amax, amax]);
+            Quantize { out: by_rows, out_t: Some(out_t), seen: None, margin: 0, unknown: 0, ..op }
+        })
+        .collect();
+    ops.iter().for_each(|op| builder.push(Amax { amax: op.amax, inp: op.inp }).unwrap());
+    ops.iter().for_each(|op| builder.push(*op).unwrap());
+    (builder.finish().unwrap(), weights, outputs)
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn weights_in_one_launch_have_the_same_bits() {
+    let _alone = joined::alone();
+    let mut engine = joined::engine();
+    let sizes = [[16, 16], [768, 2304], [48, 1040], [4112, 256], [272, 144]];
+    for (dtype, count) in [(DType::BF16, 5), (DType::F32, 5), (DType::BF16, 2), (DType::BF16, 1)] {
+        let (program, weights, outputs) = weights_program(&sizes[..count], dtype);
+        engine.reserve(program.layout()).unwrap();
+        let runs = [true, false].map(|together| {
+            let mut rng = Rng::new(11);
+            joined::set(&mut engine, &outputs, f32::NAN);
+            for (i, slot) in weights.iter().enumerate() {
+                // One of zeros; the others differ in their largest element by powers of two and more.
+                let size = [0.0, 1.0, 3e-3, 700.0, 1e-9][i];
+                engine.write_f32(*slot, &rng.uniforms(slot.numel(), -size, size)).unwrap();
+            }
+            // The first run is eager, the second recorded, the third replayed.
+            (0..3).for_each(|_| joined::run(&mut engine, &program, together, &Scalars::default()));
+            joined::bits(&mut engine, &outputs)
+        });
+        assert!(runs[0] == runs[1], "{count} weights in {dtype}");
+        let names = joined::kernels(&mut engine, &program);
+        for (many, one) in [("amax_many", "amax"), ("quantize_many", "quantize")] {
+            assert_eq!(
+                names.iter().filter(|name| *name == many).count(),
+                usize::from(count > 1),
+                "{names:?}"
+            );
+            assert_eq!(
+                names.iter().filter(|name| *name == one).count(),
+                usize::from(count == 1),
+                "{names:?}"
+            );
+        }
     }
 }
 

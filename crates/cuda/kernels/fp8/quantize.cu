@@ -8,6 +8,7 @@
 // grid   (ceil(cols / 128), ceil(rows / 128)) of 256 threads, 8 by 8 elements each; needs rows % 16 == 0 and cols % 16 == 0
 // order  sums: 8 rows of a thread in order, then the 16 threads of a column in order. The maximum has no order
 #include "fp8/tile.cuh"
+#include "fp8/amax.cuh"
 #include "elementwise/activation.cuh"
 #include "elementwise/gelu.cuh"
 
@@ -80,24 +81,10 @@ ACTIVATIONS(WITH_ACTIVATION)
 // moves  n·sizeof(ACT) bytes; bound: memory
 // grid   any number of blocks of 256 threads; needs n % 8 == 0
 KERNEL __launch_bounds__(256) amax(u32* most, const ACT* inp, u64 n) {
-    __shared__ u32 largest[256 / WARP];
     constexpr int N = Vec<ACT>::N;
     u32 mine = 0;
-    for (u64 i = ((u64)blockIdx.x * 256 + threadIdx.x) * N; i < n; i += (u64)gridDim.x * 256 * N) {
-        const Vec<ACT> v = load(inp + i);
-#pragma unroll
-        for (int k = 0; k < N; k++) {
-            const u32 size = __float_as_uint(to_float(v.at[k])) & 0x7fffffffu;
-            mine = size > mine ? size : mine;
-        }
-    }
-    mine = __reduce_max_sync(0xffffffffu, mine);
-    if (threadIdx.x % WARP == 0) largest[threadIdx.x / WARP] = mine;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        for (int w = 1; w < 256 / WARP; w++) mine = largest[w] > mine ? largest[w] : mine;
-        if (mine > *reinterpret_cast<volatile u32*>(most)) atomicMax(most, mine);
-    }
+    for (u64 i = ((u64)blockIdx.x * 256 + threadIdx.x) * N; i < n; i += (u64)gridDim.x * 256 * N) mine = largest_of(load(inp + i), mine);
+    count_largest(mine, most);
 }
 
 // scale_update: of n pairs (largest element of earlier steps, of this one) the first becomes the second, or `decay` times itself if that is

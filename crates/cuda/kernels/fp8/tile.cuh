@@ -35,18 +35,20 @@ struct Square {
 };
 
 // `source.prepare()` is called by all threads, then `source.fetch(row, col)` reads the elements of a thread from there on, and
-// `source.row(x, r)` gives row r of the eight. SUMS: with sums for the gradient of a bias, where `partials` is not null.
-template <bool SUMS, class Source> DEVICE void quantize_tile(const Quantized& p, Source source) {
+// `source.row(x, r)` gives row r of the eight. SUMS: with sums for the gradient of a bias, where `partials` is not null. `block` is the
+// tile's place.
+template <bool SUMS, class Source>
+DEVICE void quantize_tile(const Quantized& p, Source source, const uint2 block = make_uint2(blockIdx.x, blockIdx.y)) {
     // By columns, 8 rows to a unit. Units of a column are permuted by its number, so that neither side has bank conflicts.
     __shared__ uint2 tile[TILE][ACROSS];
     __shared__ float sums[SUMS ? ACROSS : 1][TILE];
     __shared__ u32 largest[TILE * 2 / WARP];
     const u32 across = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS;
-    const u32 row = blockIdx.y * TILE + down * SIDE, col = blockIdx.x * TILE + across * SIDE;
+    const u32 row = block.y * TILE + down * SIDE, col = block.x * TILE + across * SIDE;
     const bool inside = row < p.rows && col < p.cols;
     source.prepare();
     const Scale scale = scale_of<FORMAT>(*p.amax, p.margin, p.unknown);
-    if (p.inverse && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *p.inverse = scale.down;
+    if (p.inverse && block.x == 0 && block.y == 0 && threadIdx.x == 0) *p.inverse = scale.down;
 
     u32 q[SIDE][2], most = 0;
     float sum[SIDE] = {};
@@ -94,16 +96,16 @@ template <bool SUMS, class Source> DEVICE void quantize_tile(const Quantized& p,
 #pragma unroll
         for (int i = 0; i < SIDE; i++) {
             const u32 c = i * ACROSS + down, unit = across;
-            const u32 to_col = blockIdx.x * TILE + c, to_row = blockIdx.y * TILE + unit * SIDE;
+            const u32 to_col = block.x * TILE + c, to_row = block.y * TILE + unit * SIDE;
             if (to_col < p.cols && to_row < p.rows)
                 *reinterpret_cast<uint2*>(p.q_t + (u64)to_col * p.rows + to_row) = tile[c][unit ^ c / SIDE];
         }
     }
-    if (SUMS && p.partials && threadIdx.x < TILE && blockIdx.x * TILE + threadIdx.x < p.cols) {
+    if (SUMS && p.partials && threadIdx.x < TILE && block.x * TILE + threadIdx.x < p.cols) {
         float total = 0.0f;
 #pragma unroll
         for (int d = 0; d < ACROSS; d++) total += sums[d][threadIdx.x];
-        p.partials[(u64)blockIdx.y * p.cols + blockIdx.x * TILE + threadIdx.x] = total;
+        p.partials[(u64)block.y * p.cols + block.x * TILE + threadIdx.x] = total;
     }
     if (p.seen && threadIdx.x == 0) {
 #pragma unroll

@@ -1,10 +1,10 @@
 //! 8-bit numbers and their products: our quantiser, and cuBLASLt.
 
-use super::grouped_fp8;
 use super::linear::library_scaled;
 use super::loss;
 use super::lower::Lower;
 use super::norm::ResidualNorm;
+use super::{fp8_many, grouped_fp8};
 use crate::args::{Args, Grid};
 use crate::device::FP8_COMPUTE;
 use crate::gemm::{Addresses, Extra, Problem, Sizes, spec as bias_spec};
@@ -14,8 +14,8 @@ use ironhorse_core::op::{Amax, Gate, MatmulFp8, Op, Permute, Quantize, ScaleUpda
 use ironhorse_core::{DType, Fp8, Slot};
 
 /// The side of the tile of a block of fp8/quantize.cu.
-const TILE: usize = 128;
-const THREADS: u32 = 256;
+pub(super) const TILE: usize = 128;
+pub(super) const THREADS: u32 = 256;
 /// Columns of a tile of swiglu_bwd_quantize: `BACK_COLUMNS` of fp8/swiglu.cu.
 const BACK_COLUMNS: usize = 64;
 /// The most blocks of `amax`: enough to fill any GPU.
@@ -34,6 +34,9 @@ fn spec(act: DType, format: Fp8) -> Result<Spec> {
 }
 
 pub(crate) fn amax(cx: &mut Lower<'_>, op: &Amax) -> Result<()> {
+    if fp8_many::amax(cx, op)? {
+        return Ok(());
+    }
     let (to, n) = (cx.ptr(op.amax)?, op.inp.numel());
     cx.zero(to, op.amax.bytes());
     if n == 0 {
@@ -56,7 +59,8 @@ pub(crate) fn quantize(cx: &mut Lower<'_>, op: &Quantize) -> Result<()> {
         || grouped_fp8::with_product(cx, op)?
         || with_permute(cx, op)?
         || with_swiglu(cx, op)?
-        || with_swiglu_bwd(cx, op)?;
+        || with_swiglu_bwd(cx, op)?
+        || fp8_many::quantize(cx, op)?;
     if joined {
         return Ok(());
     }

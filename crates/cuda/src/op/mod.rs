@@ -8,6 +8,7 @@ mod embedding;
 mod flash;
 mod flash_wgmma;
 mod fp8;
+mod fp8_many;
 mod gemv;
 mod grouped;
 mod grouped_fp8;
@@ -169,7 +170,7 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
 /// Every specialisation the launchers ask for.
 pub(crate) fn specs() -> Vec<Spec> {
     specs_of!(
-        attention_cached collective elementwise embedding flash flash_wgmma fp8 gemv grouped grouped_fp8 grouped_lora grouped_swiglu_bwd linear loss memory muon norm optimizer
+        attention_cached collective elementwise embedding flash flash_wgmma fp8 fp8_many gemv grouped grouped_fp8 grouped_lora grouped_swiglu_bwd linear loss memory muon norm optimizer
         preference qk_norm rope router routing sample swiglu
     )
 }

@@ -79,6 +79,10 @@ fn only_training_multiplies_in_8_bits_and_only_what_can() {
         let program = config.training(BATCH, Recompute::None, Precision::BF16.with_fp8(products)).unwrap();
         assert_eq!(count(&program, "matmul_fp8"), 2 * 12 + 3 * usize::from(products.head));
         assert_eq!(count(&program, "linear_fwd"), others);
+        // all weights come first, so that an engine can round them at once
+        let weights = 2 * 4 + usize::from(products.head);
+        let ahead: Vec<_> = program.nodes()[..2 * weights].iter().map(|node| node.op.name()).collect();
+        assert_eq!(ahead, [vec!["amax"; weights], vec!["quantize"; weights]].concat());
         let eval = config.evaluation(BATCH, Precision::BF16.with_fp8(products)).unwrap();
         assert_eq!(count(&eval, "matmul_fp8"), 0);
     }

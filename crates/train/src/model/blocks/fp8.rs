@@ -13,7 +13,7 @@ use super::head::HEAD;
 use super::{Blocks, Linear};
 use crate::Result;
 use ironhorse_core::op::{Accum, Act, ActBwd, ActFwd, Amax, MatmulFp8, PreAct, Quantize, ScaleUpdate};
-use ironhorse_core::{DType, Error, Fp8, Fp8Scales, Slot};
+use ironhorse_core::{DType, Error, Fp8, Fp8Scales, Section, Slot};
 
 /// What products of 8-bit numbers need of every size.
 const MULTIPLE: usize = 16;
@@ -95,6 +95,16 @@ pub struct Narrow {
     pub inverse: Slot,
 }
 
+impl Narrow {
+    fn both(self) -> Result<Quantized> {
+        let Self { rows, columns, inverse } = self;
+        match (rows, columns) {
+            (Some(rows), Some(columns)) => Ok(Quantized { rows, columns, inverse }),
+            _ => Err(Error::Program("a tensor in 8 bits without rows or columns".into()).into()),
+        }
+    }
+}
+
 /// Which of the two forms of a tensor in 8 bits to write.
 #[derive(Clone, Copy)]
 pub enum Form {
@@ -162,7 +172,7 @@ impl Blocks {
             other => (inp, other),
         };
         let inp = self.quantize(Source { act, ..Source::plain(inp, Kind::Activation, Fp8::E4M3) })?;
-        let weight = self.quantize(Source::plain(p.weight, Kind::Weight, Fp8::E4M3))?;
+        let weight = self.quantize_weight(p.weight)?;
         let forward = product(out, [inp.rows, weight.rows], [inp, weight], Accum::Write);
         self.b.push(MatmulFp8 { bias: p.bias, fast: true, ..forward })?;
         self.saved_fp8.insert(name.into(), SavedFp8 { inp, weight, d_out: None });
@@ -217,42 +227,60 @@ impl Blocks {
         let scaling = self.scaling(source.inp, source.kind, source.format)?;
         // a margin on top of the room that scales of earlier steps leave would be twice the room
         let margin = if scaling.seen.is_some() { scaling.margin } else { source.margin() };
-        let narrow = self.quantize_source(source, Scaling { margin, ..scaling }, Form::Both)?;
-        match narrow {
-            Narrow { rows: Some(rows), columns: Some(columns), inverse } => {
-                Ok(Quantized { rows, columns, inverse })
-            }
-            _ => Err(Error::Program("a tensor in 8 bits without rows or columns".into()).into()),
+        let (op, narrow) = self.quantizing(source, Scaling { margin, ..scaling }, Form::Both);
+        self.b.push(op)?;
+        narrow.both()
+    }
+
+    /// A weight in 8 bits. In a forward all weights come ahead of everything else, first their largest elements and then their 8 bits, so
+    /// that an engine can compute each for all of them at once: one weight is too small to keep a GPU busy.
+    fn quantize_weight(&mut self, weight: Slot) -> Result<Quantized> {
+        let source = Source::plain(weight, Kind::Weight, Fp8::E4M3);
+        if self.b.in_section() != Section::Forward {
+            return self.quantize(source);
         }
+        let scaling = self.current(source.format);
+        let ahead = self.weights_fp8;
+        self.weights_fp8 += 1;
+        self.b.insert(ahead, Amax { amax: scaling.amax, inp: weight })?;
+        let (op, narrow) = self.quantizing(source, scaling, Form::Both);
+        self.b.insert(2 * ahead + 1, op)?;
+        narrow.both()
     }
 
     /// How a tensor is scaled. Weights have current scales: they are few beside activations, and an update may change them by any
     /// factor.
     pub fn scaling(&mut self, inp: Slot, kind: Kind, format: Fp8) -> Result<Scaling> {
         let delayed = kind != Kind::Weight && self.fp8.is_some_and(|fp8| fp8.scales == Fp8Scales::Delayed);
-        let (amax, seen, margin) = if delayed {
-            let [amax, seen] = self.b.scale();
-            (amax, Some(seen), ROOM)
-        } else {
-            let amax = self.b.activation([1], DType::F32);
-            self.b.push(Amax { amax, inp })?;
-            (amax, None, 0)
-        };
+        if !delayed {
+            let scaling = self.current(format);
+            self.b.push(Amax { amax: scaling.amax, inp })?;
+            return Ok(scaling);
+        }
+        let [amax, seen] = self.b.scale();
         let unknown = match kind {
-            _ if !delayed => OF_ZEROS,
             Kind::Gradient => FIRST_GRADIENTS + self.tokens().ilog2() as i32,
             _ => FIRST_ACTIVATIONS,
         };
-        Ok(Scaling { amax, seen, margin, unknown, format })
+        Ok(Scaling { amax, seen: Some(seen), margin: ROOM, unknown, format })
+    }
+
+    /// A scaling by a largest element that is still to be computed.
+    fn current(&mut self, format: Fp8) -> Scaling {
+        let amax = self.b.activation([1], DType::F32);
+        Scaling { amax, seen: None, margin: 0, unknown: OF_ZEROS, format }
     }
 
     /// A tensor in 8 bits as it is.
     pub fn narrow(&mut self, inp: Slot, scaling: Scaling, form: Form) -> Result<Narrow> {
         let source = Source::plain(inp, Kind::Activation, scaling.format);
-        self.quantize_source(source, scaling, form)
+        let (op, narrow) = self.quantizing(source, scaling, form);
+        self.b.push(op)?;
+        Ok(narrow)
     }
 
-    fn quantize_source(&mut self, source: Source, scaling: Scaling, form: Form) -> Result<Narrow> {
+    /// The op that rounds to 8 bits, and its results.
+    fn quantizing(&mut self, source: Source, scaling: Scaling, form: Form) -> (Quantize, Narrow) {
         let Source { inp, act, pre, d_bias, .. } = source;
         let Scaling { amax, seen, margin, unknown, format } = scaling;
         let (rows, cols) = (inp.shape.rows(), inp.shape.cols());
@@ -267,7 +295,7 @@ impl Blocks {
         let out = by_rows.then(|| self.b.activation([rows, cols], held));
         let out_t = by_columns.then(|| self.b.activation([cols, rows], held));
         let accum = Accum::FirstWrites;
-        self.b.push(Quantize {
+        let op = Quantize {
             out,
             out_t,
             inverse,
@@ -281,8 +309,8 @@ impl Blocks {
             margin,
             unknown,
             accum,
-        })?;
-        Ok(Narrow { rows: out, columns: out_t, inverse })
+        };
+        (op, Narrow { rows: out, columns: out_t, inverse })
     }
 
     /// At the end of the update: the largest elements of this step become those of earlier steps.

@@ -55,6 +55,8 @@ pub(super) struct Blocks {
     fp8: Option<Fp8Products>,
     /// What layers with such products leave for their backward, by the layer's name.
     saved_fp8: HashMap<String, fp8::SavedFp8>,
+    /// The weights that are rounded to 8 bits ahead of all other ops.
+    weights_fp8: usize,
 }
 
 /// A linear layer: weight (out, in) and bias.
@@ -197,6 +199,7 @@ impl Blocks {
             hidden_of: HashMap::new(),
             fp8: None,
             saved_fp8: HashMap::new(),
+            weights_fp8: 0,
         })
     }
 

@@ -1,0 +1,135 @@
+//! Ops in a row that look at weights, or round them to 8 bits, in one launch: a weight alone is too small to keep a GPU busy.
+
+use super::fp8::{THREADS, TILE, format_name, is_plain};
+use super::lower::Lower;
+use crate::Result;
+use crate::args::{Args, Grid};
+use crate::kernels::Spec;
+use ironhorse_core::op::{Amax, Op, Quantize};
+use ironhorse_core::{DType, Fp8, Node, Pool, Slot};
+
+/// Bytes that a thread of `amax_many` reads: `DEEP` vectors of fp8/many.cu.
+const DEEP: usize = 8 * 16;
+
+/// Ops of one kind in a row, none of which needs another one's result.
+enum Row<T> {
+    /// It has no neighbours.
+    Alone,
+    /// The last of them does the work of all.
+    Later,
+    /// These are all of them, the first at this place of the program.
+    All(Vec<T>, usize),
+}
+
+impl<T> Row<T> {
+    /// The row that the op being lowered is in; `kind` says whether an op can be part of it.
+    fn of(cx: &Lower<'_>, kind: impl Fn(&Op) -> Option<T>) -> Self {
+        let nodes = cx.program.nodes();
+        let is_part = |at: &usize| cx.range.contains(at) && kind(&nodes[*at].op).is_some();
+        let first = (0..cx.op).rev().take_while(is_part).last().unwrap_or(cx.op);
+        let last = (cx.op + 1..nodes.len()).take_while(is_part).last().unwrap_or(cx.op);
+        let row = &nodes[first..=last];
+        if first == last || !are_independent(row) {
+            Self::Alone
+        } else if cx.op < last {
+            Self::Later
+        } else {
+            Self::All(row.iter().filter_map(|node| kind(&node.op)).collect(), first)
+        }
+    }
+}
+
+/// Whether nothing that one of the ops writes is read or written by another one.
+fn are_independent(nodes: &[Node]) -> bool {
+    let mut uses: Vec<_> = nodes.iter().flat_map(|node| node.op.args()).collect();
+    uses.sort_by_key(|arg| (arg.slot.pool.index(), arg.slot.offset));
+    uses.chunk_by(|a, b| a.slot.pool == b.slot.pool).all(|pool| {
+        let (mut used, mut written) = (0, 0); // the ends of what comes before
+        pool.iter().all(|arg| {
+            let apart = arg.slot.offset >= if arg.access.writes() { used } else { written };
+            used = used.max(arg.slot.end());
+            if arg.access.writes() {
+                written = written.max(arg.slot.end());
+            }
+            apart
+        })
+    })
+}
+
+fn is_weight(slot: Slot, dtype: DType) -> bool {
+    slot.pool == Pool::Params && slot.dtype == dtype && slot.numel() > 0
+}
+
+/// Computes the largest elements of all tensors of a row. `false` if the op has no neighbours.
+pub(super) fn amax(cx: &mut Lower<'_>, op: &Amax) -> Result<bool> {
+    let dtype = op.inp.dtype;
+    let row = Row::of(cx, |op| match *op {
+        Op::Amax(op) if is_weight(op.inp, dtype) => Some(op),
+        _ => None,
+    });
+    let (ops, first) = match row {
+        Row::Alone => return Ok(false),
+        Row::Later => return Ok(true),
+        Row::All(ops, first) => (ops, first),
+    };
+    let (mut words, mut blocks) = (Vec::new(), 0);
+    for op in &ops {
+        words.extend([cx.ptr(op.amax)?, cx.ptr(op.inp)?, op.inp.numel() as u64, blocks as u64]);
+        blocks += op.inp.bytes().div_ceil(DEEP * THREADS as usize);
+    }
+    let args = table(cx, &words, ops.len())?;
+    let spec = spec(dtype, Fp8::E4M3)?;
+    let clear = Grid::linear(ops.len().div_ceil(THREADS as usize), THREADS);
+    let before = cx.out.len();
+    cx.launch(&spec, "amax_clear", clear, args.clone())?;
+    cx.launch(&spec, "amax_many", Grid::linear(blocks, THREADS), args)?;
+    cx.out[before..].iter_mut().for_each(|launch| launch.first = first);
+    Ok(true)
+}
+
+/// Rounds all tensors of a row to 8 bits. `false` if the op has no neighbours.
+pub(super) fn quantize(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
+    let (dtype, format) = (op.inp.dtype, op.format);
+    let row = Row::of(cx, |op| match *op {
+        Op::Quantize(op) => {
+            let same = is_weight(op.inp, dtype) && op.format == format;
+            (same && is_plain(&op) && op.seen.is_none()).then_some(op)
+        }
+        _ => None,
+    });
+    let (ops, first) = match row {
+        Row::Alone => return Ok(false),
+        Row::Later => return Ok(true),
+        Row::All(ops, first) => (ops, first),
+    };
+    let pair = |low: usize, high: usize| (low as u64) | (high as u64) << 32;
+    let (mut words, mut blocks) = (Vec::new(), 0);
+    for op in &ops {
+        let (rows, cols) = (op.inp.shape.rows(), op.inp.shape.cols());
+        let [across, down] = [cols, rows].map(|side| side.div_ceil(TILE));
+        words.extend([cx.optional(op.out)?, cx.optional(op.out_t)?, cx.ptr(op.inverse)?, cx.ptr(op.amax)?]);
+        words.extend([cx.ptr(op.inp)?, pair(rows, cols), pair(blocks, across)]);
+        words.push(u64::from(op.margin as u32) | u64::from(op.unknown as u32) << 32);
+        blocks += across * down;
+    }
+    let args = table(cx, &words, ops.len())?;
+    let before = cx.out.len();
+    cx.launch(&spec(dtype, format)?, "quantize_many", Grid::linear(blocks, THREADS), args)?;
+    cx.out[before..].iter_mut().for_each(|launch| launch.first = first);
+    Ok(true)
+}
+
+/// The arguments that give a kernel of fp8/many.cu its tensors.
+fn table(cx: &mut Lower<'_>, words: &[u64], count: usize) -> Result<Args> {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    Ok(Args::new().ptr(cx.upload(&bytes)?).u32(count as u32))
+}
+
+fn spec(act: DType, format: Fp8) -> Result<Spec> {
+    Ok(Spec::act("fp8/many.cu", act)?.define("FORMAT", format_name(format)))
+}
+
+pub(super) fn specs() -> Vec<Spec> {
+    let types = [DType::F32, DType::BF16];
+    types.into_iter().flat_map(|act| Fp8::ALL.map(|format| spec(act, format))).flatten().collect()
+}
