@@ -109,10 +109,14 @@ pub fn joined(kernels: &[Timed], ops: usize) -> Vec<Range<usize>> {
     ranges
 }
 
-/// The kinds of joined ops, as one name.
+/// The kinds of joined ops, as one name; several of a kind in a row are counted.
 pub fn kinds(program: &Program, ops: Range<usize>) -> String {
-    let names: Vec<&str> = program.nodes()[ops].iter().map(|node| node.op.name()).collect();
-    names.join(" + ")
+    let rows = program.nodes()[ops].chunk_by(|a, b| a.op.name() == b.op.name());
+    let names = rows.map(|row| match (row[0].op.name(), row.len()) {
+        (name, 1) => name.to_owned(),
+        (name, count) => format!("{name} × {count}"),
+    });
+    names.collect::<Vec<_>>().join(" + ")
 }
 
 /// Operations and bytes of joined ops: those of each, less what one reads of another's result.
@@ -277,7 +281,7 @@ mod tests {
         let both = (2 * alone.0, 2 * alone.1 - mid.bytes() as u64);
         let ops = of_ops(&program, joined(&kernels, 3), &op_ns, |ops| kinds(&program, ops));
         let found: Vec<_> = ops.iter().map(|(name, work)| (name.as_str(), work.size)).collect();
-        assert_eq!(found, [("linear_fwd", Some(alone)), ("linear_fwd + linear_fwd", Some(both))]);
+        assert_eq!(found, [("linear_fwd", Some(alone)), ("linear_fwd × 2", Some(both))]);
         let sizes: Vec<_> =
             of_kernels(&program, &kernels, &op_ns, &LIMITS).into_iter().map(|(_, work)| work.size).collect();
         assert_eq!(sizes, [Some(alone), Some(both)]);
