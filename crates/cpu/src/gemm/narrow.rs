@@ -19,7 +19,7 @@ pub(super) const SLICE: usize = 64;
 const NARROW: usize = 64;
 /// Columns of the wide matrix in a task, from and to.
 const LEAST: usize = 32;
-const MOST: usize = 128;
+const MOST: usize = 256;
 /// Addresses to fetch for a slice of a matrix of so many columns, at most.
 const fn units(columns: usize) -> usize {
     SLICE / AHEAD_ROWS * (columns / LINE + 1)
