@@ -133,3 +133,28 @@ pub(super) fn specs() -> Vec<Spec> {
     let types = [DType::F32, DType::BF16];
     types.into_iter().flat_map(|act| Fp8::ALL.map(|format| spec(act, format))).flatten().collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ironhorse_core::{Builder, Precision};
+
+    #[test]
+    fn ops_that_share_what_one_writes_are_not_done_at_once() {
+        let mut b = Builder::with_precision(Precision::BF16);
+        let weights = ["v", "w"].map(|name| b.param(name, [16, 32], false));
+        let largest = b.io("largest", [2, 1], DType::F32);
+        let [first, second] = [0, 1].map(|row| largest.rows(row..row + 1).view([1]));
+        for (amax, inp) in
+            [(first, weights[0]), (second, weights[1]), (first, weights[1]), (second, weights[1])]
+        {
+            b.push(Amax { amax, inp }).unwrap();
+        }
+        let program = b.finish().unwrap();
+        let nodes = program.nodes();
+        assert!(are_independent(&nodes[..2]), "neighbours in memory");
+        assert!(are_independent(&nodes[1..3]), "both read one weight");
+        assert!(!are_independent(&nodes[..3]), "two write one number");
+        assert!(!are_independent(&nodes[1..]), "two write one number");
+    }
+}
