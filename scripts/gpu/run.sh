@@ -5,7 +5,7 @@
 #   bash run.sh                        everything about training, in 8 minutes at most
 #   bash run.sh --quick                the checks and one comparison, in 3 minutes at most
 #   bash run.sh --only bench           some stages; --bench d12-b64,d12-b4 selects configurations, --no-torch skips PyTorch
-#   bash run.sh --only selftest        every case of every op; 8 minutes at most, otherwise it is some of them
+#   bash run.sh --only selftest        every case of every op, 8 minutes at most; a run of everything has those of --quick
 #   bash run.sh --only rust            the Rust tests that need a GPU; 5 minutes at most
 #   bash run.sh --only python,ops      the Python, PyTorch, C and jit ops: their tests, then their speeds; 9 minutes at most
 #   bash run.sh --only moe             mixtures of experts: keys, a training run, the 6.9B and its first eight layers; 9 minutes at most;

@@ -250,7 +250,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Inserts an op at a place of the current section, whose ops from there on move, after checking it.
+    /// Inserts an op into the current section before op `at`, after checking it; the ops from there on move by one.
     pub fn insert(&mut self, at: usize, op: impl Into<Op>) -> Result<()> {
         let op = op.into();
         op.check()?;

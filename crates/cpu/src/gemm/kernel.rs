@@ -160,15 +160,15 @@ impl Kernels {
 /// Vectors of a low tile.
 pub(super) const LOW: usize = 4;
 
-/// How tiles that read a by its strides cut a result: low ones where one has all its columns, because they load fewer elements of a for
-/// a multiply-add.
+/// How tiles that read a by its strides cut a result: low ones where it is four vectors wide, because they load fewer elements of a
+/// for a multiply-add.
 #[derive(Clone, Copy)]
 pub(super) struct Tiling {
     kernels: &'static Kernels,
     is_low: bool,
     /// Rows of a tile, at most.
     pub rows: usize,
-    /// Columns of a tile, a whole number of vectors, except for the last: 96 becomes 48 + 48, and 80 becomes 48 + 32.
+    /// Columns of a tile, a whole number of vectors; the last tile may have fewer: 96 becomes 48 + 48, and 80 becomes 48 + 32.
     pub columns: usize,
     /// Into panels of `width` columns, one for each of its tiles.
     pub pack_b: Pack,
@@ -323,7 +323,7 @@ unsafe fn micro_of<S: Simd, const MR: usize, const NV: usize, const PACKED: bool
         if !PACKED {
             if t.fetches_c && k >= MR * NV {
                 k -= MR * NV;
-                // One loop over all lines: the compiler makes one block of the steps of a row, for which there are too few registers.
+                // One loop over all lines: a loop over rows is unrolled into blocks of NV steps, for which there are too few registers.
                 let (mut c, mut column) = (t.c.cast_const(), 0);
                 for _ in 0..MR * NV {
                     S::prefetch_write(c);

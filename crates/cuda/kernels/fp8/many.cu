@@ -1,20 +1,20 @@
 // amax_clear, amax_many: the largest |x| of each of several tensors, as `amax` of fp8/quantize.cu after a zero: the same bits
 // quantize_many:         `quantize` of fp8/quantize.cu of each of several tensors, without `seen` and sums: the same bits
 // moves  n·sizeof(ACT) bytes for each tensor, rows·cols·(sizeof(ACT) + 2); bound: memory
-// grid   amax_clear ceil(count / 256) blocks of 256 threads; amax_many a block of 256 threads for every CHUNK vectors of a tensor, quantize_many
+// grid   amax_clear ceil(count / 256) blocks of 256 threads; amax_many a block of 256 threads for every 256·DEEP vectors of a tensor, quantize_many
 //        one for every tile of 128 by 128; needs n % 8 == 0, rows % 16 == 0 and cols % 16 == 0, and no tensor is empty
 // order  elementwise; the maximum has no order
 #include "fp8/tile.cuh"
 #include "fp8/amax.cuh"
 
-// A tensor whose largest element is wanted, and the first of its blocks. `Largest` of op/fp8_many.rs.
+// A tensor whose largest element is wanted, and the first of its blocks. Written by `amax` of op/fp8_many.rs.
 struct Largest {
     u32* most;
     const ACT* inp;
     u64 n, first;
 };
 
-// A tensor to round, the first of its blocks and how many of them are side by side. `Tensor` of op/fp8_many.rs.
+// A tensor to round, the first of its blocks and how many of them are side by side. Written by `quantize` of op/fp8_many.rs.
 struct Tensor {
     u8* q;
     u8* q_t;

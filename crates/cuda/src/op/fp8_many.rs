@@ -13,7 +13,7 @@ const DEEP: usize = 8 * 16;
 
 /// Ops of one kind in a row, none of which needs another one's result.
 enum Row<T> {
-    /// It has no neighbours.
+    /// It has no neighbours, or one of them needs what another one writes.
     Alone,
     /// The last of them does the work of all.
     Later,
@@ -60,7 +60,7 @@ fn is_weight(slot: Slot, dtype: DType) -> bool {
     slot.pool == Pool::Params && slot.dtype == dtype && slot.numel() > 0
 }
 
-/// Computes the largest elements of all tensors of a row. `false` if the op has no neighbours.
+/// Computes the largest elements of all tensors of a row, if the op is in one.
 pub(super) fn amax(cx: &mut Lower<'_>, op: &Amax) -> Result<bool> {
     let dtype = op.inp.dtype;
     let row = Row::of(cx, |op| match *op {
@@ -87,7 +87,7 @@ pub(super) fn amax(cx: &mut Lower<'_>, op: &Amax) -> Result<bool> {
     Ok(true)
 }
 
-/// Rounds all tensors of a row to 8 bits. `false` if the op has no neighbours.
+/// Rounds all tensors of a row to 8 bits, if the op is in one.
 pub(super) fn quantize(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     let (dtype, format) = (op.inp.dtype, op.format);
     let row = Row::of(cx, |op| match *op {

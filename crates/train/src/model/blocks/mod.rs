@@ -55,7 +55,7 @@ pub(super) struct Blocks {
     fp8: Option<Fp8Products>,
     /// What layers with such products leave for their backward, by the layer's name.
     saved_fp8: HashMap<String, fp8::SavedFp8>,
-    /// The weights that are rounded to 8 bits ahead of all other ops.
+    /// How many weights are rounded to 8 bits ahead of all other ops.
     weights_fp8: usize,
 }
 
