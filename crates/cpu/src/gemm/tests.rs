@@ -290,6 +290,8 @@ fn bits_do_not_depend_on_threads() {
             (257, 97, 3001),
             (8, 48, 20000),
             (300, 40, 500),
+            (600, 64, 130),
+            (61, 1100, 130),
         ] {
             for layouts in [
                 (Layout::Rows, Layout::Columns),
