@@ -21,7 +21,7 @@ macro_rules! sources {
 sources! {
     "common": "arch.cuh" "async_copy.cuh" "chain.cuh" "cluster.cuh" "dropout.cuh" "fill.cu" "floats.cuh" "fp8.cuh" "hopper.cuh" "limits.cu" "mma.cuh" "partials.cuh" "positions.cuh"
         "prelude.cuh" "random.cuh" "row_block.cuh" "rows.cuh" "scan.cuh" "tf32.cuh" "unaligned.cuh";
-    "attention": "append.cu" "cached.cu" "cached_split.cu" "dropout.cuh" "flash.cuh" "flash_any.cu" "flash_bwd.cu" "flash_bwd_wgmma.cu" "flash_f32.cu" "flash_fwd.cu"
+    "attention": "append.cu" "cached.cu" "cached_split.cu" "dropout.cuh" "flash.cuh" "flash_any.cu" "flash_bwd.cu" "flash_bwd_walk.cuh" "flash_bwd_wgmma.cu" "flash_f32.cu" "flash_fwd.cu"
         "packed.cuh" "places.cuh" "starts.cuh" "strided.cuh" "tile.cuh" "tile_f32.cuh" "tile_half.cuh";
     "elementwise": "activation.cu" "activation.cuh" "dropout.cu" "eager.cu" "gelu.cuh" "scale_bias_relu.cu" "swiglu.cu" "swiglu.cuh";
     "embedding": "bwd.cu" "fwd.cu" "scatter_few.cu";
