@@ -44,16 +44,6 @@ template <class Item> DEVICE Item mine(const Item* items, u32 count) {
     return items[from];
 }
 
-struct Plain {
-    const ACT* inp;
-    u32 cols;
-    Square x;
-
-    DEVICE void fetch(u32 row, u32 col) { x.fetch(inp + (u64)row * cols + col, cols); }
-    DEVICE void prepare() {}
-    DEVICE void row(float (&out)[SIDE], int r) const { x.row(out, r); }
-};
-
 KERNEL __launch_bounds__(256) amax_clear(const Largest* items, u32 count) {
     const u32 i = blockIdx.x * 256 + threadIdx.x;
     if (i < count) *items[i].most = 0;
@@ -75,6 +65,6 @@ KERNEL __launch_bounds__(256) amax_many(const Largest* items, u32 count) {
 KERNEL __launch_bounds__(2 * TILE) quantize_many(const Tensor* items, u32 count) {
     const Tensor t = mine(items, count);
     const u32 block = blockIdx.x - t.first;
-    quantize_tile<false>({t.q, t.q_t, t.inverse, nullptr, nullptr, t.amax, t.rows, t.cols, t.margin, t.unknown}, Plain{t.inp, t.cols},
+    quantize_tile<false>({t.q, t.q_t, t.inverse, nullptr, nullptr, t.amax, t.rows, t.cols, t.margin, t.unknown}, Of<Same>{t.inp, t.cols},
                          make_uint2(block % t.across, block / t.across));
 }

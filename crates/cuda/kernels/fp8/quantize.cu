@@ -12,22 +12,6 @@
 #include "elementwise/activation.cuh"
 #include "elementwise/gelu.cuh"
 
-// f(x) of each element.
-template <class F> struct Of {
-    const ACT* inp;
-    u32 cols;
-    F f;
-    Square x;
-
-    DEVICE void fetch(u32 row, u32 col) { x.fetch(inp + (u64)row * cols + col, cols); }
-    DEVICE void prepare() {}
-    DEVICE void row(float (&out)[SIDE], int r) const {
-        x.row(out, r);
-#pragma unroll
-        for (int c = 0; c < SIDE; c++) out[c] = f(out[c]);
-    }
-};
-
 // x·f(pre) of each element.
 template <class F> struct Times {
     const ACT* inp;
@@ -61,7 +45,7 @@ template <class F> DEVICE void quantize_times(const Quantized& p, const ACT* inp
 
 QUANTIZE quantize(u8* q, u8* q_t, float* inverse, u32* seen, float* partials, const u32* amax, const ACT* inp, u32 rows, u32 cols,
                   int margin, int unknown) {
-    quantize_of({q, q_t, inverse, seen, partials, amax, rows, cols, margin, unknown}, inp, [](float x) { return x; });
+    quantize_of({q, q_t, inverse, seen, partials, amax, rows, cols, margin, unknown}, inp, Same());
 }
 
 #define WITH_ACTIVATION(NAME, F)                                                                                             \

@@ -34,6 +34,27 @@ struct Square {
     }
 };
 
+// A source for quantize_tile: f(x) of each element of a tensor in memory.
+template <class F> struct Of {
+    const ACT* inp;
+    u32 cols;
+    F f;
+    Square x;
+
+    DEVICE void fetch(u32 row, u32 col) { x.fetch(inp + (u64)row * cols + col, cols); }
+    DEVICE void prepare() {}
+    DEVICE void row(float (&out)[SIDE], int r) const {
+        x.row(out, r);
+#pragma unroll
+        for (int c = 0; c < SIDE; c++) out[c] = f(out[c]);
+    }
+};
+
+// f of the numbers as they are.
+struct Same {
+    DEVICE float operator()(float x) const { return x; }
+};
+
 // `source.prepare()` is called by all threads, then `source.fetch(row, col)` reads the elements of a thread from there on, and
 // `source.row(x, r)` gives row r of the eight. SUMS: with sums for the gradient of a bias, where `partials` is not null. `block` is the
 // tile's place.
