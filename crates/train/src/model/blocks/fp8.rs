@@ -173,6 +173,7 @@ impl Blocks {
         };
         let inp = self.quantize(Source { act, ..Source::plain(inp, Kind::Activation, Fp8::E4M3) })?;
         let weight = self.quantize_weight(p.weight)?;
+        self.b.at(name);
         let forward = product(out, [inp.rows, weight.rows], [inp, weight], Accum::Write);
         self.b.push(MatmulFp8 { bias: p.bias, fast: true, ..forward })?;
         self.saved_fp8.insert(name.into(), SavedFp8 { inp, weight, d_out: None });
@@ -233,12 +234,13 @@ impl Blocks {
     }
 
     /// A weight in 8 bits. In a forward all weights come ahead of everything else, first their largest elements and then their 8 bits, so
-    /// that an engine can compute each for all of them at once: one weight is too small to keep a GPU busy.
+    /// that an engine can compute each for all of them at once: one weight is too small to keep a GPU busy. They are no layer's alone then.
     fn quantize_weight(&mut self, weight: Slot) -> Result<Quantized> {
         let source = Source::plain(weight, Kind::Weight, Fp8::E4M3);
         if self.b.in_section() != Section::Forward {
             return self.quantize(source);
         }
+        self.b.at("weights");
         let scaling = self.current(source.format);
         let ahead = self.weights_fp8;
         self.weights_fp8 += 1;
