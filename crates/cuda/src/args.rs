@@ -73,6 +73,14 @@ impl Args {
         self
     }
 
+    /// Other arguments behind these.
+    pub fn extend(mut self, more: Self) -> Self {
+        let start = self.bytes.len();
+        self.bytes.extend(more.bytes);
+        self.inner.extend(more.inner.into_iter().map(|at| start + at));
+        self
+    }
+
     /// Addresses of the values, as `cuLaunchKernelEx` takes them; valid until `self` changes.
     pub fn pointers(&mut self) -> Vec<*mut std::ffi::c_void> {
         let inner = &self.inner;

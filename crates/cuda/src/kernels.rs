@@ -28,9 +28,9 @@ sources! {
     "experts": "eager_router.cu" "grouped.cuh" "grouped_any.cu" "grouped_any.cuh" "grouped_fp8.cu" "grouped_fp8.cuh" "grouped_fp8_any.cu" "grouped_fp8_swiglu.cu" "grouped_hopper.cuh"
         "grouped_lora.cuh" "grouped_lora_any.cu" "grouped_lora_mma.cu" "grouped_mma.cu" "grouped_mma.cuh"
         "grouped_results.cuh" "grouped_rows.cuh" "grouped_swiglu.cu" "grouped_swiglu.cuh" "grouped_swiglu_bwd.cu" "grouped_wgmma.cu" "permute.cu" "router.cu" "sort.cu";
-    "fp8": "amax.cuh" "many.cu" "permute.cu" "quantize.cu" "swiglu.cu" "tile.cuh";
+    "fp8": "amax.cuh" "many.cu" "pairs.cuh" "permute.cu" "quantize.cu" "row_tile.cuh" "swiglu.cu" "tile.cuh";
     "loss": "argmax.cu" "cross_entropy.cu" "cross_entropy_bwd.cu" "eager_cross_entropy.cu" "fp8.cu" "gradient.cuh" "mean.cu" "preference.cu" "softmax.cu";
-    "norm": "bwd.cu" "bwd.cuh" "bwd_hopper.cu" "eager_bwd.cu" "eager_fwd.cu" "fp8.cu" "fwd.cu" "gain.cuh" "qk.cu" "row.cuh" "row_block.cuh" "row_warp.cuh";
+    "norm": "bwd.cu" "bwd.cuh" "bwd_fp8.cuh" "bwd_hopper.cu" "eager_bwd.cu" "eager_fwd.cu" "fp8.cu" "fwd.cu" "gain.cuh" "qk.cu" "row.cuh" "row_block.cuh" "row_warp.cuh";
     "optimizer": "adamw.cu" "eager.cu" "grad_norm.cu" "muon.cu" "squares.cuh" "state.cuh";
     "product": "bias.cu" "eager_gemm.cu" "gemm_any.cu" "gemm_tf32.cu" "gemm_tf32.cuh" "gemm_tf32_wgmma.cu"
         "gemv.cu" "linear_gelu.cu" "linear_gelu_bwd.cu" "linear_hopper.cuh";

@@ -7,8 +7,8 @@
 mod joined;
 
 use ironhorse_core::op::{
-    Accum, Add, Amax, CrossEntropy, Gain, Gate, GroupedFp8, GroupedFp8BwdWeight, IGNORED, Permute, Quantize,
-    ResidualLayerNormFwd, ResidualRmsNormFwd, SwigluBwd, SwigluFwd,
+    Accum, Add, Amax, CrossEntropy, Gain, Gate, GroupedFp8, GroupedFp8BwdWeight, IGNORED, LayerNormBwd,
+    Permute, Quantize, ResidualLayerNormFwd, ResidualRmsNormFwd, RmsNormBwd, SwigluBwd, SwigluFwd,
 };
 use ironhorse_core::{Builder, DType, Engine, EngineExt, Fp8, Precision, Program, Scalars, Slot};
 use ironhorse_cuda::CudaEngine;
@@ -55,7 +55,9 @@ fn weights_program(sizes: &[[usize; 2]], dtype: DType) -> (Program, Vec<Slot>, V
             let by_rows = (i != 1).then_some(out);
             outputs.extend(by_rows);
             let op = quantize(inp, out, [inverse, amax, amax]);
-            Quantize { out: by_rows, out_t: Some(out_t), seen: None, margin: 0, unknown: 0, ..op }
+            // all different, so that no two can be taken for each other
+            let (margin, unknown) = (i as i32, 10 + i as i32);
+            Quantize { out: by_rows, out_t: Some(out_t), seen: None, margin, unknown, ..op }
         })
         .collect();
     ops.iter().for_each(|op| builder.push(Amax { amax: op.amax, inp: op.inp }).unwrap());
@@ -473,5 +475,116 @@ fn a_gradient_of_weights_has_the_same_bits_by_pairs_of_blocks() {
                 assert_eq!(joined::has(&names, name), hopper, "{names:?}");
             }
         }
+    }
+}
+
+/// The backward of a norm, and its result in 8 bits.
+#[derive(Clone, Copy, Debug)]
+struct NormBwd {
+    rows: usize,
+    width: usize,
+    /// A layer norm, whose result is summed over rows for a bias; else an RMS norm.
+    centred: bool,
+    accum_inp: Accum,
+    format: Fp8,
+    amax: f32,
+}
+
+/// The bits of the result in bf16 and in 8 bits, of its scale and of its largest element; sums over rows; and the names of the kernels.
+fn norm_bwd(
+    engine: &mut CudaEngine,
+    case: NormBwd,
+    together: bool,
+) -> (Vec<Vec<u32>>, Vec<f32>, Vec<String>) {
+    let NormBwd { rows, width, centred, accum_inp, format, amax: earlier } = case;
+    let mut builder = Builder::with_precision(Precision::BF16);
+    let [inp, d_out, d_inp] =
+        ["inp", "d_out", "d_inp"].map(|name| builder.io(name, [rows, 1, width], DType::BF16));
+    let weight = builder.io("weight", [width], DType::BF16);
+    let [mean, rstd] = ["mean", "rstd"].map(|name| builder.io(name, [rows, 1], DType::F32));
+    let sums = ["d_weight", "d_shift", "d_bias"].map(|name| builder.io(name, [width], DType::F32));
+    let [d_weight, d_shift, d_bias] = sums;
+    let q = builder.io("q", [rows, width], DType::F8(format));
+    let q_t = builder.io("q_t", [width, rows], DType::F8(format));
+    let [inverse, amax, seen] = ["inverse", "amax", "seen"].map(|name| builder.io(name, [1], DType::F32));
+    let accum = Accum::Write;
+    if centred {
+        let d_bias = d_shift;
+        builder.push(LayerNormBwd {
+            d_inp,
+            d_weight,
+            d_bias,
+            d_out,
+            inp,
+            mean,
+            rstd,
+            weight,
+            accum_inp,
+            accum,
+        })
+    } else {
+        let gain = Gain::Weight;
+        builder.push(RmsNormBwd { d_inp, d_weight, d_out, inp, rstd, weight, accum_inp, accum, gain })
+    }
+    .unwrap();
+    let plain = quantize(d_inp, q, [inverse, amax, seen]);
+    builder
+        .push(Quantize { out_t: Some(q_t), d_bias: centred.then_some(d_bias), unknown: 6, ..plain })
+        .unwrap();
+    let program = builder.finish().unwrap();
+    engine.reserve(program.layout()).unwrap();
+    let mut rng = Rng::new(23);
+    for slot in [inp, d_out, weight, mean, rstd] {
+        joined::fill(engine, &mut rng, slot, 1.0);
+    }
+    let old = rng.uniforms(d_inp.numel(), -1.0, 1.0);
+    let outputs = [d_inp, q, q_t, inverse, seen];
+    joined::set(engine, outputs.iter().chain(&sums), f32::NAN);
+    for _ in 0..3 {
+        engine.write_f32(d_inp, &old).unwrap();
+        engine.write_f32(amax, &[earlier]).unwrap();
+        engine.write_f32(seen, &[0.0]).unwrap();
+        joined::run(engine, &program, together, &Scalars::default());
+    }
+    let bits = joined::bits(engine, &outputs);
+    let used = if centred { &sums[..] } else { &sums[..1] };
+    let sums = used.iter().flat_map(|slot| {
+        let mut sums = vec![0.0; width];
+        engine.read_f32(*slot, &mut sums).unwrap();
+        sums
+    });
+    let sums = sums.collect();
+    (bits, sums, joined::kernels(engine, &program))
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_gradient_of_a_norm_that_is_quantised_on_the_way_has_the_same_bits() {
+    let _alone = joined::alone();
+    let mut engine = joined::engine();
+    let plain =
+        NormBwd { rows: 96, width: 768, centred: true, accum_inp: Accum::Add, format: Fp8::E5M2, amax: 2.0 };
+    for (case, takes) in [
+        (plain, true),
+        // more chunks of rows than blocks, and one chunk
+        (NormBwd { rows: 12_832, ..plain }, true),
+        (NormBwd { rows: 32, width: 1024, format: Fp8::E4M3, ..plain }, true),
+        (NormBwd { width: 256, accum_inp: Accum::Write, ..plain }, true),
+        (NormBwd { rows: 6432, width: 512, centred: false, ..plain }, true),
+        (NormBwd { width: 1024, centred: false, accum_inp: Accum::Write, amax: 0.0, ..plain }, true),
+        (NormBwd { amax: 1e-3, ..plain }, true),
+        // rows that are no whole chunks, and widths that leave lanes without work
+        (NormBwd { rows: 48, ..plain }, false),
+        (NormBwd { width: 1600, ..plain }, false),
+        (NormBwd { width: 784, ..plain }, false),
+    ] {
+        let (together, sums, names) = norm_bwd(&mut engine, case, true);
+        let (apart, wanted, _) = norm_bwd(&mut engine, case, false);
+        joined::check_same(&together, &apart, case);
+        let kernel = if case.centred { "layernorm_bwd_fp8" } else { "rmsnorm_bwd_fp8" };
+        assert_eq!(joined::has(&names, kernel), takes && joined::is_hopper(), "{case:?} {names:?}");
+        // of numbers of some units
+        let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-6 * case.rows as f32;
+        assert!(sums.len() >= case.width && sums.iter().zip(&wanted).all(close), "{case:?}");
     }
 }

@@ -7,11 +7,17 @@
 // order  each group sums its rows in order, then groups in order, then the blocks in a fixed tree: repeatable on one
 //        kind of device
 //
+// With FORMAT it is NORM_bwd_fp8: it also rounds its result, as it is stored, to 8 bits, in rows and in columns, as `quantize` of
+// fp8/quantize.cu does: the same bits. Blocks then take CHUNK rows at a time, and sums are in that order; rows % CHUNK == 0.
+//
 // COLUMNS is 8, or 10 for widths that leave no lane without work then: 1600 columns are 5 whole warps. Rows are loaded in the order in
 // which their group passes over them, and one barrier of the group a row does all: behind it, its warps know each other's sums
 // and have left the row before, whose place the next copy takes.
 #include "common/hopper.cuh"
 #include "norm/bwd.cuh"
+#ifdef FORMAT
+#include "norm/bwd_fp8.cuh"
+#endif
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 constexpr int GROUP = (WIDTH + COLUMNS * WARP - 1) / (COLUMNS * WARP);  // warps that share a row
@@ -96,12 +102,25 @@ DEVICE void group_sum(Told& x, Told (*shared)[GROUP], int group, int turn) {
     }
 }
 
+#ifdef FORMAT
+constexpr u32 CHUNK = RowTile::ROWS;
+static_assert(COLUMNS == 8 && FULL && CHUNK % GROUPS == 0, "the groups of a block have a chunk together, and a lane a unit");
+#else
+constexpr u32 CHUNK = GROUPS;
+#endif
+constexpr u32 ROUNDS = CHUNK / GROUPS;
+
+// Row i of a group.
+DEVICE u32 row_of(u32 group, u32 i) { return (blockIdx.x + i / ROUNDS * gridDim.x) * CHUNK + i % ROUNDS * GROUPS + group; }
+
 DEVICE Statistics statistics_of(const Backward& p, u32 row) {
     return row < p.rows ? Statistics{p.mean_of(row), p.rstd[row]} : Statistics{};
 }
 
-DEVICE void differentiate(const Backward& p) {
-    extern __shared__ __align__(128) u8 rings[];
+extern __shared__ __align__(128) u8 rings[];
+
+// With `narrowed`, a NarrowRows.
+template <class... Narrowed> DEVICE void differentiate(const Backward& p, Narrowed... narrowed) {
     __shared__ u64 full[GROUPS][RING];
     __shared__ Told told[GROUPS][2][GROUP];
     const int group = threadIdx.x / TEAM, lane = threadIdx.x % TEAM;
@@ -111,20 +130,19 @@ DEVICE void differentiate(const Backward& p) {
     barrier_init_fence();
     __syncthreads();
 
-    const u32 step = gridDim.x * GROUPS;
-    u32 row = blockIdx.x * GROUPS + group;
     if (lane == 0)
 #pragma unroll 1
-        for (u32 ahead = 0; ahead < RING - 1; ahead++) ring.fetch(p, row + ahead * step, ahead);
+        for (u32 ahead = 0; ahead < RING - 1; ahead++) ring.fetch(p, row_of(group, ahead), ahead);
     float w[COLUMNS] = {}, sums[TOTALS][COLUMNS] = {};
 #pragma unroll
     for (int k = 0; k < COLUMNS; k++)
         if (works) w[k] = gain(to_float(p.weight[Columns::place(lane, k)]));
 
     PipelineState<RING> turn;
+    u32 row = row_of(group, 0);
     Statistics of = statistics_of(p, row);
-    for (int parity = 0; row < p.rows; row += step, parity ^= 1, turn.next()) {
-        const Statistics next = statistics_of(p, row + step);
+    for (u32 i = 0; row < p.rows; i++, row = row_of(group, i), turn.next()) {
+        const Statistics next = statistics_of(p, row_of(group, i + 1));
         float x[COLUMNS], g[COLUMNS];
         Columns inp = {}, d_out = {}, old = {}, out;
         ring.wait(turn);
@@ -143,9 +161,9 @@ DEVICE void differentiate(const Backward& p) {
                 sums[1][k] += d;
             }
         }
-        group_sum(total, told[group], group, parity);
+        group_sum(total, told[group], group, i % 2);
         // To where the row before was.
-        if (lane == 0) ring.fetch(p, row + (RING - 1) * step, turn.stage ? turn.stage - 1 : RING - 1);
+        if (lane == 0) ring.fetch(p, row_of(group, i + RING - 1), turn.stage ? turn.stage - 1 : RING - 1);
         if (p.adds && works) old.load(ring.at(turn.stage, OLD), lane);
         const float scale = of.rstd * (-1.0f / WIDTH), of_x = total.at[0] * scale, shift = CENTRED ? total.at[SUMS - 1] * scale : 0.0f;
         float y[COLUMNS];
@@ -157,10 +175,13 @@ DEVICE void differentiate(const Backward& p) {
 #pragma unroll
         for (int k = 0; k < COLUMNS; k += 2) out.pairs[k / 2] = pack_bf16(y[k], y[k + 1]);
         if (works) out.store(p.d_inp + (u64)row * WIDTH, lane);
+        (narrowed.row(out.pairs, row, lane), ...);
 #pragma unroll
         for (int k = 0; RESULT_SUMS && k < COLUMNS; k++) sums[TOTALS - 1][k] += out[k];
+        if (i % ROUNDS == ROUNDS - 1) (narrowed.chunk(row), ...);
         of = next;
     }
+    (narrowed.end(), ...);
 
     __syncthreads();  // every row has been read
     float* const own = reinterpret_cast<float*>(rings + group * RING * STAGE);
@@ -178,5 +199,12 @@ DEVICE void differentiate(const Backward& p) {
     });
 }
 
+#ifdef FORMAT
+KERNEL __launch_bounds__(THREADS, 1) JOINED(NORM, _bwd_fp8)(ARGS, NARROW) {
+    const Narrow to = {q, q_t, inverse, seen, amax, rows, WIDTH, margin, unknown};
+    differentiate(BACKWARD, NarrowRows<THREADS>(to, reinterpret_cast<uint2*>(rings + GROUPS * RING * STAGE)));
+}
+#else
 KERNEL __launch_bounds__(THREADS, 1) JOINED(NORM, _bwd)(ARGS) { differentiate(BACKWARD); }
+#endif
 #endif

@@ -1,6 +1,7 @@
 //! Ops in a row that look at weights, or round them to 8 bits, in one launch: a weight alone is too small to keep a GPU busy.
 
-use super::fp8::{THREADS, TILE, format_name, is_plain};
+use super::fp8::{THREADS, TILE, format_name};
+use super::fp8_joined::is_plain;
 use super::lower::Lower;
 use crate::Result;
 use crate::args::{Args, Grid};
@@ -137,6 +138,7 @@ pub(super) fn specs() -> Vec<Spec> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ironhorse_core::op::Accum;
     use ironhorse_core::{Builder, Precision};
 
     #[test]
@@ -156,5 +158,34 @@ mod tests {
         assert!(are_independent(&nodes[1..3]), "both read one weight");
         assert!(!are_independent(&nodes[..3]), "two write one number");
         assert!(!are_independent(&nodes[1..]), "two write one number");
+    }
+
+    #[test]
+    fn an_op_that_reads_what_another_writes_waits_for_it() {
+        let mut b = Builder::with_precision(Precision::BF16);
+        let inp = b.param("w", [16, 32], false);
+        let [amax, inverse] = ["amax", "inverse"].map(|name| b.io(name, [1], DType::F32));
+        let out = Some(b.io("q", [16, 32], DType::F8(Fp8::E4M3)));
+        let largest = Amax { amax, inp };
+        let rounded = Quantize {
+            out,
+            out_t: None,
+            inverse,
+            d_bias: None,
+            inp,
+            pre: None,
+            amax,
+            seen: None,
+            act: None,
+            format: Fp8::E4M3,
+            margin: 0,
+            unknown: 0,
+            accum: Accum::Write,
+        };
+        let ops: [Op; 3] = [largest.into(), rounded.into(), largest.into()];
+        ops.into_iter().for_each(|op| b.push(op).unwrap());
+        let program = b.finish().unwrap();
+        assert!(!are_independent(&program.nodes()[..2]), "the maximum comes first");
+        assert!(!are_independent(&program.nodes()[1..]), "the next maximum comes last");
     }
 }

@@ -1,6 +1,7 @@
 //! Products of 8-bit numbers of many experts.
 
-use super::fp8::{ahead, are_apart, format_name, is_plain, is_read_later, needs_fp8, scaled};
+use super::fp8::{format_name, needs_fp8, scaled};
+use super::fp8_joined::{ahead, are_apart, is_plain, is_read_later};
 use super::grouped::{CONSUMERS, Path, check_experts, mapped, mapped_result, may_pair};
 use super::lower::Lower;
 use crate::args::{Args, Grid};

@@ -1,6 +1,6 @@
 //! SwiGLU's backward together with the experts' product whose result it reads: experts/grouped_swiglu_bwd.cu, Hopper only.
 
-use super::fp8::{ahead, are_apart, is_read_later};
+use super::fp8_joined::{ahead, are_apart, is_read_later};
 use super::grouped::{BOX, Groups, HOPPER_SHARED, Path, mapped, path_of};
 use super::lower::Lower;
 use crate::Result;

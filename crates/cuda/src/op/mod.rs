@@ -8,6 +8,7 @@ mod embedding;
 mod flash;
 mod flash_wgmma;
 mod fp8;
+mod fp8_joined;
 mod fp8_many;
 mod gemv;
 mod grouped;
@@ -103,7 +104,7 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::LayerNormFwd(op) => norm::layernorm_fwd(cx, op),
         Op::ResidualLayerNormFwd(_) | Op::ResidualRmsNormFwd(_) => norm::residual_norm_fwd(cx, op),
         Op::LayerNormApply(op) => norm::layernorm_apply(cx, op),
-        Op::LayerNormBwd(op) => norm::layernorm_bwd(cx, op),
+        Op::LayerNormBwd(_) | Op::RmsNormBwd(_) => norm::norm_bwd(cx, op),
         Op::ActFwd(op) => elementwise::act_fwd(cx, op),
         Op::ActBwd(op) => elementwise::act_bwd(cx, op),
         Op::Add(op) => elementwise::add(cx, op),
@@ -143,7 +144,6 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::AttentionDropoutBwd(op) => attention::attention_dropout_bwd(cx, op),
         Op::RmsNormFwd(op) => norm::rmsnorm_fwd(cx, op),
         Op::RmsNormApply(op) => norm::rmsnorm_apply(cx, op),
-        Op::RmsNormBwd(op) => norm::rmsnorm_bwd(cx, op),
         Op::SwigluFwd(op) => swiglu::swiglu_fwd(cx, op),
         Op::SwigluBwd(op) => swiglu::swiglu_bwd(cx, op),
         Op::QkNormFwd(op) => qk_norm::qk_norm_fwd(cx, op),

@@ -1,15 +1,16 @@
 //! Layer norm and RMS norm, which has no mean and no bias.
 
+use super::fp8::format_name;
 use super::lower::{Lower, Partials, RESULT_SUMS};
 use super::norm_hopper::{self, Block};
 use crate::Result;
 use crate::args::{Args, Grid};
 use crate::kernels::{Kernel, Spec};
 use ironhorse_core::op::{
-    Accum, Gain, LayerNormApply, LayerNormBwd, LayerNormFwd, Op, ResidualLayerNormFwd, ResidualRmsNormFwd,
-    RmsNormApply, RmsNormBwd, RmsNormFwd,
+    Accum, Gain, LayerNormApply, LayerNormBwd, LayerNormFwd, Op, Quantize, ResidualLayerNormFwd,
+    ResidualRmsNormFwd, RmsNormApply, RmsNormBwd, RmsNormFwd,
 };
-use ironhorse_core::{DType, Slot};
+use ironhorse_core::{DType, Fp8, Slot};
 
 /// `WARPS` of norm/fwd.cu, a row each.
 const FWD_WARPS: usize = 8;
@@ -41,9 +42,10 @@ struct Norm {
     /// `NORM` and `CENTRED` of the files.
     name: &'static str,
     centred: &'static str,
-    /// The backward's kernels: the one for a known width; the two for any width, by rows and by columns; and the one that adds up
-    /// the partial sums of both ways.
+    /// The backward's kernels: the one for a known width, and where its result becomes 8 bits too; the two for any width, by rows and by
+    /// columns; and the one that adds up the partial sums of all ways.
     bwd: &'static str,
+    bwd_fp8: &'static str,
     bwd_rows: &'static str,
     bwd_columns: &'static str,
     bwd_sums: &'static str,
@@ -56,6 +58,7 @@ macro_rules! norm {
             name: $name,
             centred: $centred,
             bwd: concat!($name, "_bwd"),
+            bwd_fp8: concat!($name, "_bwd_fp8"),
             bwd_rows: concat!($name, "_bwd_rows"),
             bwd_columns: concat!($name, "_bwd_columns"),
             bwd_sums: concat!($name, "_bwd_sums"),
@@ -127,6 +130,19 @@ impl Norm {
         Ok(self.spec("norm/bwd.cu", [act, weight], width)?.typed("GRAD", grad)?.define("WARPS", warps as u32))
     }
 
+    /// norm/bwd_hopper.cu where its result becomes 8 bits of this format too, with or without sums of it over rows.
+    fn bwd_fp8_spec(
+        &self,
+        types: [DType; 3],
+        width: usize,
+        block: Block,
+        (format, sums): (Fp8, bool),
+    ) -> Result<Spec> {
+        let spec = self.bwd_spec(types, width, Some(block))?;
+        let spec = if sums { spec.define(RESULT_SUMS, 1) } else { spec };
+        Ok(spec.define("FORMAT", format_name(format)))
+    }
+
     /// Whether the backward also sums its result over rows, where the next op needs that: always in norm/bwd_hopper.cu; in norm/bwd.cu in
     /// bf16, for widths of which a lane has at most 16 columns (`GROUP` there). For others, such as 768, rows would be divided
     /// otherwise, which costs as much as it spares.
@@ -158,6 +174,15 @@ impl Norm {
                     let bwd = self.bwd_spec(types, width, hopper).ok();
                     let sums = bwd.clone().filter(|_| self.has_result_sums(types[0], width, hopper));
                     specs.extend(bwd.into_iter().chain(sums.map(|spec| spec.define(RESULT_SUMS, 1))));
+                }
+                let narrowing = Block::of(types[0], width).and_then(Block::narrowing);
+                for format in narrowing.iter().flat_map(|_| Fp8::ALL) {
+                    let sums = [false, true].into_iter().filter(|sums| !sums || self.is_centred());
+                    specs.extend(
+                        sums.flat_map(|sums| {
+                            self.bwd_fp8_spec(types, width, narrowing?, (format, sums)).ok()
+                        }),
+                    );
                 }
             }
             specs.extend(self.fp8_spec(width, "E4M3").ok().filter(|_| FP8_WIDTHS.contains(&width)));
@@ -197,9 +222,9 @@ impl Norm {
 }
 
 /// A backward.
-struct Backward {
+pub(super) struct Backward {
     norm: Norm,
-    d_inp: Slot,
+    pub d_inp: Slot,
     d_out: Slot,
     inp: Slot,
     mean: Option<Slot>,
@@ -229,10 +254,88 @@ impl Backward {
             let at = partials + (count * self.columns() * size_of::<f32>()) as u64;
             *cx.partials = Some(Partials { op: cx.op, of: self.d_inp, at, rows: count });
         }
+        self.sums(cx, &spec, partials, count)
+    }
+
+    /// Adds up the partial rows.
+    fn sums(&self, cx: &mut Lower<'_>, spec: &Spec, partials: u64, count: usize) -> Result<()> {
         let args = cx.optional_pointers(&[Some(self.d_weight), self.d_bias])?.ptr(partials);
-        let args = args.u32s([count, width]).u32(cx.adds(self.accum).into());
+        let args = args.u32s([count, self.inp.shape.cols()]).u32(cx.adds(self.accum).into());
         let grid = Grid::linear(self.columns().div_ceil(32), 1024);
-        cx.launch(&spec, self.norm.bwd_sums, grid, args)
+        cx.launch(spec, self.norm.bwd_sums, grid, args)
+    }
+
+    /// What blocks read and write row by row.
+    pub fn touches(&self) -> Vec<Slot> {
+        let slots = [
+            Some(self.d_inp),
+            Some(self.d_out),
+            Some(self.inp),
+            self.mean,
+            Some(self.rstd),
+            Some(self.weight),
+        ];
+        slots.into_iter().flatten().collect()
+    }
+
+    /// The block of the kernel that also rounds the result to 8 bits as `narrow` says, if it takes the rows.
+    pub fn narrowing(&self, cx: &Lower<'_>, narrow: &Quantize) -> Option<Block> {
+        let (rows, width) = (self.inp.shape.rows(), self.inp.shape.cols());
+        let sums = narrow.d_bias.is_none() || self.norm.is_centred();
+        let block = Block::on(&cx.device.info, self.inp.dtype, width).and_then(Block::narrowing);
+        block.filter(|_| sums && rows > 0 && rows.is_multiple_of(norm_hopper::CHUNK))
+    }
+
+    /// The launches where the result becomes 8 bits too, and is written in bf16 as ever: the same bits of both as by one after the other, and
+    /// other sums in another order. `results` are the arguments that say where and how. Gives the address of the partial sums of
+    /// columns for the bias of `narrow`, if there is one, and how many rows they have.
+    pub fn launch_fp8(
+        &self,
+        cx: &mut Lower<'_>,
+        block: Block,
+        narrow: &Quantize,
+        results: Args,
+    ) -> Result<Option<(u64, usize)>> {
+        let (rows, width) = (self.inp.shape.rows(), self.inp.shape.cols());
+        let types = [self.inp.dtype, self.weight.dtype, self.d_weight.dtype];
+        let sums = narrow.d_bias.is_some();
+        let spec = self.norm.bwd_fp8_spec(types, width, block, (narrow.format, sums))?;
+        let (threads, shared) = (block.threads(), block.shared_narrowing());
+        let function = cx.kernel(&spec, self.norm.bwd_fp8)?;
+        let count = (rows / norm_hopper::CHUNK).min(function.resident(threads, shared)?);
+        let (partials, args) = self.partials(cx, count, if sums { width } else { 0 })?;
+        let grid = Grid::linear(count, threads).shared(shared);
+        cx.launch_function(self.norm.bwd_fp8, function, grid, args.extend(results));
+        self.sums(cx, &spec, partials, count)?;
+        Ok(sums.then(|| (partials + (count * self.columns() * size_of::<f32>()) as u64, count)))
+    }
+
+    /// The backward that an op is.
+    pub fn of(op: &Op) -> Option<Self> {
+        match *op {
+            Op::LayerNormBwd(op) => {
+                let LayerNormBwd {
+                    d_inp,
+                    d_weight,
+                    d_bias,
+                    d_out,
+                    inp,
+                    mean,
+                    rstd,
+                    weight,
+                    accum_inp,
+                    accum,
+                } = op;
+                let (norm, mean, d_bias) = (LAYER, Some(mean), Some(d_bias));
+                Some(Self { norm, d_inp, d_out, inp, mean, rstd, weight, d_weight, d_bias, accum_inp, accum })
+            }
+            Op::RmsNormBwd(op) => {
+                let RmsNormBwd { d_inp, d_weight, d_out, inp, rstd, weight, accum_inp, accum, gain } = op;
+                let (norm, mean, d_bias) = (rms(gain), None, None);
+                Some(Self { norm, d_inp, d_out, inp, mean, rstd, weight, d_weight, d_bias, accum_inp, accum })
+            }
+            _ => None,
+        }
     }
 
     /// Columns of a partial row: those of d_weight, and of d_bias.
@@ -376,16 +479,9 @@ pub(crate) fn rmsnorm_apply(cx: &mut Lower<'_>, op: &RmsNormApply) -> Result<()>
     rms(op.gain).forward(cx, "rmsnorm_apply", &slots, op.inp, None)
 }
 
-pub(crate) fn layernorm_bwd(cx: &mut Lower<'_>, op: &LayerNormBwd) -> Result<()> {
-    let LayerNormBwd { d_inp, d_weight, d_bias, d_out, inp, mean, rstd, weight, accum_inp, accum } = *op;
-    let (norm, mean, d_bias) = (LAYER, Some(mean), Some(d_bias));
-    Backward { norm, d_inp, d_out, inp, mean, rstd, weight, d_weight, d_bias, accum_inp, accum }.launch(cx)
-}
-
-pub(crate) fn rmsnorm_bwd(cx: &mut Lower<'_>, op: &RmsNormBwd) -> Result<()> {
-    let RmsNormBwd { d_inp, d_weight, d_out, inp, rstd, weight, accum_inp, accum, gain } = *op;
-    let (norm, mean, d_bias) = (rms(gain), None, None);
-    Backward { norm, d_inp, d_out, inp, mean, rstd, weight, d_weight, d_bias, accum_inp, accum }.launch(cx)
+/// Lowers [`LayerNormBwd`] and [`RmsNormBwd`].
+pub(crate) fn norm_bwd(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
+    Backward::of(op).map_or(Ok(()), |backward| backward.launch(cx))
 }
 
 pub(super) fn specs() -> Vec<Spec> {

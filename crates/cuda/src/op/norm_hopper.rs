@@ -9,6 +9,12 @@ pub(super) const FILE: &str = "norm/bwd_hopper.cu";
 /// Widths that it takes where they are whole vectors: a row has at most 8 warps.
 const WIDTHS: std::ops::RangeInclusive<usize> = 256..=2048;
 
+/// Rows that a block has together where they become 8 bits: `ROWS` of fp8/row_tile.cuh.
+pub(super) const CHUNK: usize = 32;
+/// Bytes of shared memory that a block may have then, and the most rows of a ring.
+const SHARED: usize = 200 << 10;
+const MOST_RING: usize = 6;
+
 /// A block: the constants of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Block {
@@ -35,6 +41,21 @@ impl Block {
         }
         let (columns, warps, ring) = if width.is_multiple_of(320) { (10, 20, 3) } else { (8, 24, 4) };
         Some(Self { width, columns, groups: warps / width.div_ceil(32 * columns), ring })
+    }
+
+    /// The block of the kernel that rounds its result to 8 bits too, if it takes this width: groups that divide a chunk of rows between them,
+    /// with whole vectors for all lanes, and rings of as many rows as fit beside two chunks in 8 bits.
+    pub fn narrowing(self) -> Option<Self> {
+        let groups = 1 << self.groups.ilog2();
+        let room = SHARED.checked_sub(2 * CHUNK * self.width)?;
+        let ring = (room / Self { groups, ring: 1, ..self }.shared()).min(MOST_RING);
+        let takes = self.width.is_multiple_of(32 * 8) && self.columns == 8 && groups >= 4 && ring >= 3;
+        takes.then_some(Self { groups, ring, ..self })
+    }
+
+    /// Bytes of shared memory for the rings of [`Block::narrowing`] and its two chunks.
+    pub fn shared_narrowing(&self) -> usize {
+        self.shared() + 2 * CHUNK * self.width
     }
 
     /// Rows under way in it at a time.
@@ -91,6 +112,17 @@ mod tests {
         assert_eq!(block(1024), Some((8, 6, 768)));
         assert_eq!(block(2048), Some((8, 3, 768)));
         assert_eq!(block(256), Some((8, 24, 768)));
+    }
+
+    #[test]
+    fn rows_become_8_bits_where_groups_share_a_chunk() {
+        let block =
+            |width| Block::of(DType::BF16, width).and_then(Block::narrowing).map(|it| (it.groups, it.ring));
+        assert_eq!([256, 512, 768, 1024].map(block), [(16, 6), (8, 6), (8, 4), (4, 5)].map(Some));
+        assert_eq!([640, 776, 1280, 1536, 1600, 2048].map(block), [None; 6]);
+        for block in (256..=2048).step_by(8).filter_map(|width| Block::of(DType::BF16, width)?.narrowing()) {
+            assert!(block.shared_narrowing() <= SHARED && CHUNK.is_multiple_of(block.groups), "{block:?}");
+        }
     }
 
     #[test]
