@@ -160,6 +160,8 @@ def test_a_failure_stops_nothing_and_is_named(bundle: Path):
 def test_some_stages_only(bundle: Path):
     assert run(bundle, "--only", "bench", "--bench", "d12-b4", "--no-torch").returncode == 0
     assert [part["name"] for part in summary(bundle)["parts"]] == ["bench-d12-b4-bf16", "bench-d12-b4-bf16-fast"]
+    assert run(bundle, "--only", "table", "--rows", "d12-b4,d12-b64-fp8", "--no-torch").returncode == 0
+    assert [part["name"] for part in summary(bundle)["parts"]] == ["bench-d12-b64-fp8", "bench-d12-b4", "table-rows"]
     assert run(bundle, "--only", "doctor,selftest").returncode == 0
     assert [part["name"] for part in summary(bundle)["parts"]] == ["doctor", "nvidia-smi", "selftest"]
 
@@ -240,6 +242,7 @@ def test_time_that_is_spent_leaves_parts_out(bundle: Path):
     [
         (["--only", "tests"], "error: unknown stage 'tests'; expected one of doctor selftest"),
         (["--bench", "d13"], "error: there is no benchmark 'd13'; there are d12-b64"),
+        (["--only", "table", "--rows", "d13"], "error: there is no row 'd13'; there are d12-b64"),
         (["--budget", "x"], "error: --budget is 'x', expected seconds"),
         (["--fast"], "error: unknown argument '--fast'"),
     ],

@@ -16,7 +16,8 @@
 #   bash run.sh --only f32             f32 and tf32: attention, keys, profiles, speeds with and without tensor cores; 5 minutes at most
 #   bash run.sh --only families        Qwen, Llama, Mistral, Gemma: keys, adapters, preferences, `tune`; 4 minutes at most
 #   bash run.sh --only families_bench  their speeds; 9 minutes at most; the PyTorch side needs transformers in PYTHONPATH
-#   bash run.sh --only table           the rows of the README's GPU table, each compared with PyTorch; 12 minutes at most
+#   bash run.sh --only table           the rows of the README's GPU table, each compared with PyTorch; 12 minutes at most;
+#                                      --rows d12-b64,d12-b64-fp8 selects some
 #   bash run.sh --only compare         IRONHORSE_BEFORE=BINARY: that build and this one, alternating; 5 minutes at most
 #   bash run.sh --out results          where to write table.txt, summary.json, trace.json and logs.tar.gz
 #
@@ -28,7 +29,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 stages="doctor selftest verify lockstep determinism rust python ops moe runs ranks data f32 families families_bench table compare bench profile sanitizer startup precision"
 quick_stages="doctor selftest verify lockstep determinism bench"
 grid="d12-b64 d12-b4 d24-b32 d48-b16"
-out=out quick= only= torch=1 budget= chosen=
+out=out quick= only= torch=1 budget= chosen= rows=
 
 usage() { sed -n '2,/^set -u/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 refuse() {
@@ -42,12 +43,13 @@ while (($#)); do
     case $1 in
     --quick) quick=1 ;;
     --no-torch) torch= ;;
-    --out | --only | --bench | --budget)
+    --out | --only | --bench | --rows | --budget)
         (($# > 1)) || refuse "$1 needs a value"
         case $1 in
         --out) out=$2 ;;
         --only) only="$only $2" ;;
         --bench) chosen="$chosen $2" ;;
+        --rows) rows="$rows $2" ;;
         --budget) budget=$2 ;;
         esac
         shift
@@ -167,7 +169,7 @@ stage_verify() {
     fi
     find_keys
     for key in "${keys[@]}"; do
-        for dtype in f32 bf16 "bf16 --attention own"; do
+        for dtype in f32 bf16 "bf16 --attention own" fp8 fp8-head; do
             name=verify-$(key_name "$key")-${dtype/ --attention /-}
             # shellcheck disable=SC2086  # the flag after the dtype is a separate word
             attempt "$name" 30 "$ironhorse" verify --key "$key" --device cuda --dtype $dtype --json "$(json "$name")"
@@ -243,6 +245,10 @@ stage_ops() {
 # stage_table and stage_compare
 # shellcheck source=scripts/gpu/table.sh
 . "$here/table.sh"
+known=$(cut -d ' ' -f 1 <<<"$table_rows")
+for row in ${rows//,/ }; do
+    member "$row" "${known//$'\n'/ }" || refuse "there is no row '$row'; there are ${known//$'\n'/ }"
+done
 # stage_ranks
 # shellcheck source=scripts/gpu/ranks.sh
 . "$here/ranks.sh"

@@ -20,6 +20,7 @@ moe30-b20-all16-fp8 moe-6.9b 20 fp8 6 --master residual --moments bf16 --recompu
 stage_table() {
     local name model batch dtype steps flags
     while read -r name model batch dtype steps flags; do
+        [[ ! $rows ]] || member "$name" "$rows" || continue
         # shellcheck disable=SC2086  # the flags are separate words
         table_bench "$ironhorse" "bench-$name" "$model" "$batch" "$dtype" "$steps" $flags
         [[ $torch ]] && table_torch "$name" "$dtype"
