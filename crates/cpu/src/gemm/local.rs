@@ -223,11 +223,12 @@ fn lines_of(
     let (count, side) = (k.div_ceil(LINE), AHEAD_ROWS * LINE);
     if k.is_multiple_of(side) {
         let each = k / side;
-        let count = rows * each;
-        for (i, line) in list[..count].iter_mut().enumerate() {
-            *line = from.wrapping_add(i / each * rs + i % each * side);
+        for (row, lines) in list[..rows * each].chunks_exact_mut(each).enumerate() {
+            for (i, line) in lines.iter_mut().enumerate() {
+                *line = from.wrapping_add(row * rs + i * side);
+            }
         }
-        return (count, LINE);
+        return (rows * each, LINE);
     }
     for (i, line) in list[..count].iter_mut().enumerate() {
         *line = from.wrapping_add(i * LINE);

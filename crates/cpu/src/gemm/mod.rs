@@ -96,6 +96,12 @@ pub struct MatMut {
     pub rs: usize,
 }
 
+impl From<MatMut> for MatRef {
+    fn from(m: MatMut) -> Self {
+        Self::row_major(m.ptr, m.rs)
+    }
+}
+
 /// What becomes of the old c.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beta {

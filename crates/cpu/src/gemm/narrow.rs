@@ -11,6 +11,8 @@ use super::kernel::{AHEAD_ROWS, Ahead, LINE, Tile, Tiling, rows_apart};
 use super::workspace::LocalScratch;
 use super::{Beta, Gemm, MatMut, MatRef, Rows, gemv, kernels};
 use crate::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::isa::IsaKind;
 use std::ops::Range;
 
 /// Steps of a slice of k. Those of the narrow matrix take half of a first-level cache of 32 KB.
@@ -65,11 +67,7 @@ pub(super) unsafe fn run(g: &Gemm<'_>, part: Range<usize>, (isa, scratch): (Isa,
         let c = MatMut { ptr: scratch.packed_a.as_mut_ptr(), rs: n };
         if g.beta == Beta::Accumulate {
             // SAFETY: these columns of c are this task's, and the scratch is long enough.
-            unsafe {
-                exchange(n, &part, |row, column| {
-                    *c.ptr.add(column * n + row) = *at(g, row, part.start + column)
-                })
-            };
+            unsafe { turn(isa, columns_of(g, &part).into(), [n, part.len()], c) };
         }
         c
     } else {
@@ -108,25 +106,30 @@ pub(super) unsafe fn run(g: &Gemm<'_>, part: Range<usize>, (isa, scratch): (Isa,
     }
     if transposed {
         // SAFETY: as above.
-        unsafe {
-            exchange(n, &part, |row, column| *at(g, row, part.start + column) = *c.ptr.add(column * n + row))
-        };
+        unsafe { turn(isa, c.into(), [part.len(), n], columns_of(g, &part)) };
     }
 }
 
-/// Element (row, column) of c.
-///
-/// # Safety
-/// It is inside c.
-unsafe fn at(g: &Gemm<'_>, row: usize, column: usize) -> *mut f32 {
-    // SAFETY: guaranteed by the caller.
-    unsafe { g.c.ptr.add(row * g.c.rs + column) }
+/// Some columns of c.
+fn columns_of(g: &Gemm<'_>, part: &Range<usize>) -> MatMut {
+    MatMut { ptr: g.c.ptr.wrapping_add(part.start), rs: g.c.rs }
 }
 
-/// Calls `f(row, column)` for rows of c and columns counted from the first of the part.
-fn exchange(rows: usize, part: &Range<usize>, f: impl Fn(usize, usize)) {
+/// to[column, row] = from[row, column] for so many rows and columns.
+///
+/// # Safety
+/// `from` is readable, and `to` is the caller's alone.
+unsafe fn turn(isa: Isa, from: MatRef, [rows, columns]: [usize; 2], to: MatMut) {
+    #[cfg(target_arch = "x86_64")]
+    if isa.kind() == IsaKind::Avx512 {
+        // SAFETY: this machine has the instructions of an `Isa`; the rest is guaranteed by the caller.
+        return unsafe { super::x86::turn(from, [rows, columns], to) };
+    }
     for row in 0..rows {
-        (0..part.len()).for_each(|column| f(row, column));
+        for column in 0..columns {
+            // SAFETY: guaranteed by the caller.
+            unsafe { *to.ptr.add(column * to.rs + row) = *from.ptr.add(row * from.rs + column) };
+        }
     }
 }
 
@@ -170,9 +173,10 @@ impl Slice {
         let each = lists.iter().map(|list| list.len()).sum::<usize>().div_ceil(tiles).max(1);
         let [wides, narrows] = lists.map(|list| list.chunks(each));
         let mut units = wides.map(|list| (list, self.a_cs)).chain(narrows.map(|list| (list, self.b_rs)));
+        let (least, higher) = (rows / high.max(1), rows % high.max(1));
         let mut row = 0;
-        for left in (1..=high).rev() {
-            let height = (rows - row).div_ceil(left); // none much lower than the others
+        for tile in 0..high {
+            let height = least + usize::from(tile < higher); // none much lower than the others
             for column in (0..self.columns).step_by(tiling.columns) {
                 let columns = tiling.columns.min(self.columns - column);
                 let vectors = columns.div_ceil(kernels.lanes);

@@ -3,12 +3,12 @@
 // Lanes are numbered: an index says more than an iterator here.
 #![allow(clippy::needless_range_loop)]
 
-use super::Gemm;
 use super::dots::{DotKernels, DotTile, JOINED, LANES, dots};
 use super::kernel::{Kernels, LOW, Packing, Simd, Tile, kernels, micro};
 use super::pack::pack;
 use super::panels::{self, PanelTile};
 use super::queries::{self, Scores, Weighted};
+use super::{Gemm, MatMut, MatRef};
 use std::arch::x86_64::*;
 
 /// A vector type over a register, from the intrinsics of one set of instructions. Every function needs that set: it is inlined
@@ -304,6 +304,29 @@ pub(super) unsafe fn add_transposed(sums: &[f32], g: &Gemm<'_>, accumulate: bool
                     _mm512_mul_ps(sum, alpha)
                 };
                 _mm512_mask_storeu_ps(c, mask, new);
+            }
+        }
+    }
+}
+
+/// to[column, row] = from[row, column]
+///
+/// # Safety
+/// The machine has the instructions; `from` has so many rows and columns of floats side by side, and `to` is writable.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+pub(super) unsafe fn turn(from: MatRef, [rows, columns]: [usize; 2], to: MatMut) {
+    for row in (0..rows).step_by(16) {
+        let count = 16.min(rows - row);
+        let mask = (0xffff_u32 >> (16 - count)) as __mmask16;
+        for column in (0..columns).step_by(16) {
+            let steps = 16.min(columns - column);
+            // SAFETY: guaranteed by the caller: this square, as far as it is inside both.
+            unsafe {
+                let square =
+                    transpose(rows_of::<16>(from.ptr.add(row * from.rs + column), from.rs, count, steps));
+                for (i, line) in square.into_iter().enumerate().take(steps) {
+                    _mm512_mask_storeu_ps(to.ptr.add((column + i) * to.rs + row), mask, line);
+                }
             }
         }
     }
