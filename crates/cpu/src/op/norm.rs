@@ -1,13 +1,13 @@
 //! Layer and RMS normalisation.
 
 use super::Ctx;
-use super::columns::column_sums;
+use super::columns::{beside_len, sums_beside};
 use crate::element::Whole;
-use crate::kernel::norm::{Norm, NormBwd, column_sums as add_row};
+use crate::kernel::norm::{Norm, NormBwd, column_sums};
 use crate::memory::Span;
 use ironhorse_core::op::{
-    Accum, Gain, LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd, ResidualRmsNormFwd,
-    RmsNormApply, RmsNormBwd, RmsNormFwd,
+    Gain, LayerNormApply, LayerNormBwd, LayerNormFwd, ResidualLayerNormFwd, ResidualRmsNormFwd, RmsNormApply,
+    RmsNormBwd, RmsNormFwd,
 };
 use ironhorse_core::{Result, Slot};
 
@@ -23,16 +23,17 @@ struct Slots {
     gain: Gain,
 }
 
-/// What rows are multiplied by: the weight where it is, or 1 + weight in memory that is valid until the next call.
-fn factors(ctx: &mut Ctx<'_>, weight: Slot, gain: Gain) -> Result<Span<f32>> {
+/// What rows are multiplied by: the weight where it is, or 1 + weight; and room for `more` floats. The memory is valid until the next call.
+fn factors(ctx: &mut Ctx<'_>, weight: Slot, gain: Gain, more: usize) -> Result<[Span<f32>; 2]> {
     let weight = ctx.f32(weight)?;
+    let floats = ctx.floats(more + weight.len());
+    let (more, factors) = (floats.part(0..more), floats.part(more..floats.len()));
     if gain == Gain::Weight {
-        return Ok(weight);
+        return Ok([weight, more]);
     }
-    let factors = ctx.floats(weight.len());
     // SAFETY: nothing else uses this memory, and nothing writes the weight while the op runs.
     unsafe { shifted(factors.all_mut(), gain.offset(), weight.all()) };
-    Ok(factors)
+    Ok([factors, more])
 }
 
 /// out = offset + weight
@@ -42,10 +43,11 @@ pub(super) fn shifted(out: &mut [f32], offset: f32, weight: &[f32]) {
 
 impl Slots {
     fn windows(&self, ctx: &mut Ctx<'_>) -> Result<Norm<f32>> {
+        let [weight, _] = factors(ctx, self.weight, self.gain, 0)?;
         Ok(Norm {
             x: ctx.f32(self.x)?,
             terms: self.terms.map(|[a, b]| Ok([ctx.f32(a)?, ctx.f32(b)?])).transpose()?,
-            weight: factors(ctx, self.weight, self.gain)?,
+            weight,
             bias: self.bias.map(|slot| ctx.f32(slot)).transpose()?,
             y: ctx.f32(self.y)?,
             mean: ctx.f32_or_none(self.mean)?,
@@ -101,38 +103,33 @@ pub fn rmsnorm_apply(ctx: &mut Ctx<'_>, op: &RmsNormApply) -> Result<()> {
     Slots { x: inp, weight, bias: None, y: out, mean: None, rstd, terms: None, gain }.apply(ctx)
 }
 
-/// The windows of a norm's gradient; that of a layer norm has means.
-fn gradient(ctx: &mut Ctx<'_>, op: &RmsNormBwd, mean: Option<Slot>) -> Result<NormBwd<f32>> {
-    Ok(NormBwd {
+/// The gradient of the input, and while its rows are in a cache those of the weight and, for a layer norm, which has means, of the bias.
+fn backward<const N: usize>(
+    ctx: &mut Ctx<'_>,
+    op: &RmsNormBwd,
+    mean: Option<Slot>,
+    sums: [Span<f32>; N],
+) -> Result<()> {
+    let (rows, cols) = (op.inp.shape.rows(), op.weight.numel());
+    let [weight, room] = factors(ctx, op.weight, op.gain, beside_len::<N>(rows, cols))?;
+    let norm = NormBwd {
         d_y: ctx.f32(op.d_out)?,
         x: ctx.f32(op.inp)?,
-        weight: factors(ctx, op.weight, op.gain)?,
+        weight,
         mean: ctx.f32_or_none(mean)?,
         rstd: ctx.f32(op.rstd)?,
         d_x: ctx.f32(op.d_inp)?,
-    })
-}
-
-/// The gradient of the input, row by row, then those of the weight and, if there are two of `sums`, of the bias.
-fn backward<const N: usize>(
-    ctx: &Ctx<'_>,
-    norm: &NormBwd<f32>,
-    sums: [Span<f32>; N],
-    [accum_inp, accum]: [Accum; 2],
-) -> Result<()> {
-    let (isa, cols, micro_step) = (ctx.isa, norm.weight.len(), ctx.scalars.added());
-    let adds = accum_inp.adds(micro_step);
-    ctx.rows(norm.rstd.len(), cols, |row| {
-        // SAFETY: rows have one task each; `Op::check` made sure that `d_inp` shares no memory with anything read.
-        unsafe { norm.d_x_row::<Whole>(isa, row, adds) }
-    })?;
-    column_sums(ctx, sums, norm.rstd.len(), accum.adds(micro_step), |row, part, blocks| {
+    };
+    let (isa, micro_step) = (ctx.isa, ctx.scalars.added());
+    let [adds_inp, adds] = [op.accum_inp, op.accum].map(|accum| accum.adds(micro_step));
+    sums_beside(ctx, sums, (rows, room), adds, |row, blocks| {
         let mut blocks = blocks.into_iter();
         let (dots, sums) = (blocks.next().unwrap_or_default(), blocks.next().unwrap_or_default());
-        // SAFETY: nothing writes the inputs while the op runs.
+        // SAFETY: rows have one task each; `Op::check` made sure that `d_inp` shares no memory with anything read, which nothing writes.
         unsafe {
-            let [d, x] = [norm.d_y, norm.x].map(|x| x.row(row, cols).get(part.clone()));
-            add_row(isa, dots, sums, d, x, norm.statistics(row));
+            let [d, x] = [norm.d_y, norm.x].map(|x| x.row(row, cols).all());
+            column_sums(isa, dots, sums, d, x, norm.statistics(row));
+            norm.d_x_row::<Whole>(isa, row, adds_inp);
         }
     })
 }
@@ -141,11 +138,11 @@ pub fn layernorm_bwd(ctx: &mut Ctx<'_>, op: &LayerNormBwd) -> Result<()> {
     let &LayerNormBwd { d_inp, d_weight, d_bias, d_out, inp, mean, rstd, weight, accum_inp, accum } = op;
     let gain = Gain::Weight;
     let without_mean = RmsNormBwd { d_inp, d_weight, d_out, inp, rstd, weight, accum_inp, accum, gain };
-    let norm = gradient(ctx, &without_mean, Some(mean))?;
-    backward(ctx, &norm, [ctx.f32(d_weight)?, ctx.f32(d_bias)?], [accum_inp, accum])
+    let sums = [ctx.f32(d_weight)?, ctx.f32(d_bias)?];
+    backward(ctx, &without_mean, Some(mean), sums)
 }
 
 pub fn rmsnorm_bwd(ctx: &mut Ctx<'_>, op: &RmsNormBwd) -> Result<()> {
-    let norm = gradient(ctx, op, None)?;
-    backward(ctx, &norm, [ctx.f32(op.d_weight)?], [op.accum_inp, op.accum])
+    let sums = [ctx.f32(op.d_weight)?];
+    backward(ctx, op, None, sums)
 }
