@@ -1,6 +1,6 @@
 //! Rotary position embedding, with tables of cosines and sines that the engine keeps.
 
-use super::{Ctx, engine_error};
+use super::{Ctx, TASK, engine_error};
 use crate::buffer::Buffer;
 use crate::kernel::rope::rotate;
 use crate::memory::Span;
@@ -9,8 +9,6 @@ use ironhorse_core::eager::Pairs;
 use ironhorse_core::op::{Rope, RopeScaling, check_at_positions, check_positions};
 use ironhorse_core::{Error, Result};
 
-/// Tokens a task handles.
-const ROWS: usize = 8;
 /// Positions a task computes the table of.
 const POSITIONS: usize = 64;
 
@@ -100,5 +98,6 @@ pub fn rope(ctx: &mut Ctx<'_>, op: &Rope) -> Result<()> {
             rotate(isa, Pairs::Halves, heads, [cos, sin], op.back);
         }
     };
-    ctx.team.chunks(op.qkv.shape.rows(), ROWS, task).map_err(engine_error)
+    // Tokens of a task: with fewer, two threads took as long as one, because each waited for the other's number of the next task.
+    ctx.team.chunks(op.qkv.shape.rows(), (TASK / width.max(1)).max(1), task).map_err(engine_error)
 }
