@@ -101,7 +101,7 @@ pub(super) unsafe fn run(team: &Team, ws: &mut Workspace, g: &Gemm<'_>) -> Resul
         g.alpha == 1.0 && g.a.cs == 1,
         "a product of tiles has no factor, and rows of a that are contiguous"
     );
-    let (groups, threads) = (g.m.div_ceil(ROWS), team.threads());
+    let groups = g.m.div_ceil(ROWS);
     let a = SharedPtr(ws.floats(groups * ROWS * g.k / 2));
     let round = |group: usize| {
         let rows = group * ROWS..g.m.min((group + 1) * ROWS);
@@ -120,7 +120,7 @@ pub(super) unsafe fn run(team: &Team, ws: &mut Workspace, g: &Gemm<'_>) -> Resul
     let call = Call { g, a: { a }.0, down: if g.m > FEW { 2 } else { 1 } };
     let wide = BLOCK / call.down * ROWS;
     let most = MOST_COLUMNS / wide;
-    let columns = (g.n.div_ceil(wide) / (TASKS * threads)).clamp(1, most) * wide;
+    let columns = (g.n.div_ceil(wide) / (TASKS * team.threads())).clamp(1, most) * wide;
     let call = SharedPtr(&call);
     team.chunks(g.n, columns, |mine, worker| {
         // SAFETY: guaranteed by the caller; tasks have different columns.
@@ -128,8 +128,7 @@ pub(super) unsafe fn run(team: &Team, ws: &mut Workspace, g: &Gemm<'_>) -> Resul
             tiles::enter();
             for column in mine.clone().step_by(wide) {
                 let block = column..mine.end.min(column + wide);
-                // The next columns of this worker, as far as one can tell.
-                let next = if block.end < mine.end { block.end } else { mine.start + threads * columns };
+                let next = block.end; // also of the next task, which this worker has, as far as one can tell
                 { call }.0.columns(block, next);
             }
             tiles::leave();

@@ -87,16 +87,14 @@ pub(super) unsafe fn each_panel(
 /// As [`gemm`](super::gemm); m, n and k are not zero; b was packed for these instructions by [`bring`], and rows of a are contiguous.
 pub(super) unsafe fn run(team: &Team, isa: Isa, g: &Gemm<'_>) -> Result<(), TaskPanic> {
     let call = Call { g, kernels: kernels(isa), kc: slice_len(g.k) };
-    let threads = team.threads();
     // A single row takes some panels at a time, more rows a tile.
     let wide = if g.m == 1 { STREAMS * call.kernels.lanes } else { call.kernels.nr };
     let tiles = g.n.div_ceil(wide);
-    let block = (tiles / (TASKS * threads)).clamp(1, MOST_TILES) * wide;
+    let block = (tiles / (TASKS * team.threads())).clamp(1, MOST_TILES) * wide;
     team.chunks(g.n, block, |columns, worker| {
         for column in columns.clone().step_by(wide) {
             let tile = column..columns.end.min(column + wide);
-            // The next tile of this worker, as far as one can tell.
-            let next = if tile.end < columns.end { tile.end } else { columns.start + threads * block };
+            let next = tile.end; // also of the next task, which this worker has, as far as one can tell
             // SAFETY: guaranteed by the caller; tasks have different columns.
             unsafe { if g.m == 1 { call.one_row(tile) } else { call.tile(tile, next) } };
         }

@@ -298,7 +298,7 @@ impl<'a> Plan<'a> {
             // SAFETY: the buffer holds `self.block` panels of `self.kc` steps.
             unsafe { self.streamed.pack(&mine, &steps, buffer) };
             scratch.fetch.clear();
-            self.fetch_after(block, slice, phase, &mut scratch.fetch);
+            self.fetch_after(task, slice, phase, &mut scratch.fetch);
             // Tiles beyond the end of the list fetch an address that is in the cache anyway.
             let each = self.kernels.fetches(steps.len()).max(1);
             scratch.fetch.resize(scratch.fetch.len().next_multiple_of(each) + each, packed);
@@ -333,10 +333,10 @@ impl<'a> Plan<'a> {
         rows
     }
 
-    /// What this worker will pack next: the next slice of its block, or the first of the block it is likely to get.
-    fn fetch_after(&self, block: usize, slice: usize, phase: &Range<usize>, list: &mut Vec<*const f32>) {
-        let (block, slice) =
-            if slice + 1 < phase.end { (block, slice + 1) } else { (block + self.threads, phase.start) };
+    /// What this worker will pack next: the next slice of its block, or the first of that of its next task.
+    fn fetch_after(&self, task: usize, slice: usize, phase: &Range<usize>, list: &mut Vec<*const f32>) {
+        let (task, slice) = if slice + 1 < phase.end { (task, slice + 1) } else { (task + 1, phase.start) };
+        let block = task / self.parts();
         let panels = self.streamed.panels();
         let start = (block * self.block).min(panels);
         self.streamed.fetch(&(start..panels.min(start + self.block)), &self.steps(slice), list);

@@ -188,8 +188,8 @@ pub fn attention_cached(ctx: &mut Ctx<'_>, op: &AttentionCached) -> Result<()> {
             let (token, first) = (unit / op.kv_heads, unit % op.kv_heads);
             let heads = first..op.kv_heads.min(first + task.end - unit);
             unit += heads.len();
-            // The next token of this worker, as far as one can tell.
-            let next = if unit < task.end { unit } else { task.start + threads * size } / op.kv_heads;
+            // The next token of this worker, also in its next task, as far as one can tell.
+            let next = unit / op.kv_heads;
             let next =
                 (next > token && next < tokens).then(|| kept(next)).flatten().filter(|next| next.fetches);
             // SAFETY: the team runs one task at a time per worker; a task owns its heads of `out`, and nothing writes the cache any more.

@@ -1,17 +1,23 @@
 //! A fixed team of threads that runs numbered tasks.
 //!
 //! A training step calls [`Team::run`] some hundreds of times, with a few microseconds of work between the
-//! calls. So the threads live as long as the team, a call allocates nothing, tasks are handed out by one atomic
-//! counter, and a thread that has nothing to do spins for a moment before it sleeps.
+//! calls. So the threads live as long as the team, a call allocates nothing, and a thread that has nothing to do spins for a
+//! moment before it sleeps.
+//!
+//! Tasks are handed out by atomic counters. Each worker begins with a share of its own, tasks with adjacent numbers, and takes
+//! those of others when it is done. So a worker has the same rows in one op and in the next, where that is no promise: they are in
+//! its caches, and the others do not change its counter.
 //!
 //! Which thread runs which task is not fixed. Results that must not depend on it need tasks that write disjoint
 //! memory and a partition into tasks that does not depend on the number of threads, or does not matter.
 
 mod per_worker;
+mod share;
 
 pub use per_worker::PerWorker;
 
 use crate::isa::Isa;
+use share::Share;
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::fmt;
@@ -72,18 +78,14 @@ const MAX_THREADS: usize = 1 << 14;
 /// The run in progress. Written by the caller while the gate is shut and nobody is inside.
 struct Job {
     task: Option<&'static Task<'static>>,
-    tasks: usize,
 }
-
-/// The counter has its own cache line: every worker changes it.
-#[repr(align(128))]
-struct Counter(AtomicUsize);
 
 struct Shared {
     id: u64,
     spin: bool,
     state: AtomicU64,
-    next: Counter,
+    /// Of each worker.
+    shares: Box<[Share]>,
     job: UnsafeCell<Job>,
     /// First panic message of the run.
     panic: Mutex<Option<String>>,
@@ -139,15 +141,14 @@ fn spin_until(ready: impl Fn() -> bool) -> bool {
 }
 
 impl Shared {
-    /// Takes tasks until none is left.
-    fn work(&self, task: &Task<'_>, tasks: usize, worker: usize) {
+    /// Takes tasks until none is left: those of the worker's own share first.
+    fn work(&self, task: &Task<'_>, worker: usize) {
         let before = INSIDE.replace((self.id, worker));
-        loop {
-            let number = self.next.0.fetch_add(1, Ordering::Relaxed);
-            if number >= tasks {
-                break;
+        let (others, own) = self.shares.split_at(worker);
+        for share in own.iter().chain(others) {
+            while let Some(number) = share.take() {
+                self.guarded(task, number, worker);
             }
-            self.guarded(task, number, worker);
         }
         INSIDE.set(before);
     }
@@ -179,9 +180,9 @@ impl Shared {
             seen = run;
             // SAFETY: this worker passed the open gate, so the caller wrote `job` before (the exchange acquires it)
             // and waits, without touching it, until this worker has left.
-            let (task, tasks) = unsafe { ((*self.job.get()).task, (*self.job.get()).tasks) };
+            let task = unsafe { (*self.job.get()).task };
             if let Some(task) = task {
-                self.work(task, tasks, worker);
+                self.work(task, worker);
             }
             let left = self.state.fetch_sub(ONE_INSIDE, Ordering::SeqCst) - ONE_INSIDE;
             if left & INSIDE_MASK == 0 && self.caller_sleeps.load(Ordering::SeqCst) {
@@ -255,8 +256,8 @@ impl Team {
             // With more threads than cores a spinning thread takes the core from one that has work.
             spin: threads <= cores,
             state: AtomicU64::new(0),
-            next: Counter(AtomicUsize::new(0)),
-            job: UnsafeCell::new(Job { task: None, tasks: 0 }),
+            shares: (0..threads).map(|_| Share::default()).collect(),
+            job: UnsafeCell::new(Job { task: None }),
             panic: Mutex::new(None),
             panicked: AtomicBool::new(false),
             sleepers: AtomicUsize::new(0),
@@ -331,12 +332,17 @@ impl Team {
         // shuts the gate and waits for them before it returns.
         let forever = unsafe { std::mem::transmute::<&Task<'_>, &'static Task<'static>>(task) };
         // SAFETY: `turn` is held and the run before this one ended with the gate shut and nobody inside.
-        unsafe { *shared.job.get() = Job { task: Some(forever), tasks } };
-        shared.next.0.store(0, Ordering::Relaxed);
+        unsafe { *shared.job.get() = Job { task: Some(forever) } };
+        let workers = self.threads();
+        for (worker, share) in shared.shares.iter().enumerate() {
+            // One that was not started has none.
+            let [start, end] = [worker, worker + 1].map(|worker| tasks * worker.min(workers) / workers);
+            share.give(start..end);
+        }
         let run = shared.state.load(Ordering::Relaxed) / ONE_RUN + 1;
         shared.state.store(run * ONE_RUN + OPEN, Ordering::SeqCst);
         shared.wake_workers((tasks - 1).min(self.workers.len()));
-        shared.work(task, tasks, 0);
+        shared.work(task, 0);
         // A worker that did not come in by now stays out.
         shared.state.fetch_and(!OPEN, Ordering::SeqCst);
         shared.wait_until_left();

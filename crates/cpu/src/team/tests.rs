@@ -39,6 +39,23 @@ fn workers_wake_after_sleep() {
 }
 
 #[test]
+fn a_share_is_finished_by_others() {
+    let team = Team::new(2);
+    for tasks in [2, 3, 8, 100] {
+        let done = AtomicU32::new(0);
+        // The first task of one share waits for all others: passes only if the rest of its share is taken by the other worker.
+        team.run(tasks, &|number, _| {
+            while number == 0 && done.load(Ordering::SeqCst) + 1 < tasks as u32 {
+                std::thread::yield_now();
+            }
+            done.fetch_add(1, Ordering::SeqCst);
+        })
+        .unwrap();
+        assert_eq!(done.load(Ordering::SeqCst), tasks as u32);
+    }
+}
+
+#[test]
 fn worker_numbers_are_exclusive() {
     let team = Team::new(4);
     let busy = PerWorker::new(&team, |_| AtomicBool::new(false));
