@@ -124,6 +124,8 @@ def test_everything_passes_and_makes_one_table(bundle: Path):
     assert figures["doctor"] == "NVIDIA H200, 139 GiB"
     assert figures["selftest"] == "926 passed, 0 failed"
     assert figures["verify-odd-bf16"] == figures["lockstep-wide-bf16"] == "7 tensors agree"
+    narrow = {name for name in figures if name.startswith("verify-") and "fp8" in name}
+    assert narrow == {"verify-wide-fp8", "verify-wide-fp8-head"}, "sizes of the other key stay in bf16"
     assert figures["determinism"] == "2 losses equal in 3 runs"
     assert figures["profile"] == "105.5 ms: matmul 70.2, gelu 3.0"
     assert figures["sanitizer-racecheck"] == "0 errors"

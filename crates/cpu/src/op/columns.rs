@@ -22,9 +22,7 @@ pub fn column_sums<const N: usize>(
     adds: bool,
     tally: impl Fn(usize, Range<usize>, [&mut [f32]; N]) + Sync,
 ) -> Result<()> {
-    // The columns of a small model are two tasks at least.
-    let size = if sums[0].len() <= COLS { COLS / 2 } else { COLS };
-    ctx.chunks(sums[0].len(), size, |cols, _| {
+    ctx.chunks(sums[0].len(), columns_of_task(sums[0].len()), |cols, _| {
         let n = cols.len();
         let mut totals = [[0.0_f32; COLS]; N];
         for first in (0..rows).step_by(BLOCK) {
@@ -41,6 +39,11 @@ pub fn column_sums<const N: usize>(
             super::store(unsafe { sums.get_mut(cols.clone()) }, &total[..n], adds);
         }
     })
+}
+
+/// The columns of a small model are two tasks at least.
+fn columns_of_task(columns: usize) -> usize {
+    if columns <= COLS { COLS / 2 } else { COLS }
 }
 
 /// Floats that [`sums_beside`] needs for the blocks of `N` sums over `rows` rows.
@@ -69,7 +72,7 @@ pub fn sums_beside<const N: usize>(
             }
         }
     })?;
-    ctx.chunks(columns, COLS, |part, _| {
+    ctx.chunks(columns, columns_of_task(columns), |part, _| {
         for (i, sums) in sums.iter().enumerate() {
             let mut total = [0.0_f32; COLS];
             for block in 0..blocks {

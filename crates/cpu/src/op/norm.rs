@@ -26,7 +26,8 @@ struct Slots {
 /// What rows are multiplied by: the weight where it is, or 1 + weight; and room for `more` floats. The memory is valid until the next call.
 fn factors(ctx: &mut Ctx<'_>, weight: Slot, gain: Gain, more: usize) -> Result<[Span<f32>; 2]> {
     let weight = ctx.f32(weight)?;
-    let floats = ctx.floats(more + weight.len());
+    let own = if gain == Gain::Weight { 0 } else { weight.len() };
+    let floats = ctx.floats(more + own);
     let (more, factors) = (floats.part(0..more), floats.part(more..floats.len()));
     if gain == Gain::Weight {
         return Ok([weight, more]);

@@ -98,6 +98,6 @@ pub fn rope(ctx: &mut Ctx<'_>, op: &Rope) -> Result<()> {
             rotate(isa, Pairs::Halves, heads, [cos, sin], op.back);
         }
     };
-    // Tokens of a task: with fewer, two threads took as long as one, because each waited for the other's number of the next task.
+    // Tokens of a task: with fewer it costs as much to take as to do.
     ctx.team.chunks(op.qkv.shape.rows(), (TASK / width.max(1)).max(1), task).map_err(engine_error)
 }

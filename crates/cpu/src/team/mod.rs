@@ -4,9 +4,9 @@
 //! calls. So the threads live as long as the team, a call allocates nothing, and a thread that has nothing to do spins for a
 //! moment before it sleeps.
 //!
-//! Tasks are handed out by atomic counters. Each worker begins with a share of its own, tasks with adjacent numbers, and takes
-//! those of others when it is done. So a worker has the same rows in one op and in the next, where that is no promise: they are in
-//! its caches, and the others do not change its counter.
+//! Tasks are handed out by atomic counters. Each worker begins with a share of tasks with adjacent numbers and takes those of
+//! others when it is done. So it usually gets the same rows in one op and in the next, which are still in its caches then, and its
+//! counter is changed by few others; nothing may depend on it.
 //!
 //! Which thread runs which task is not fixed. Results that must not depend on it need tasks that write disjoint
 //! memory and a partition into tasks that does not depend on the number of threads, or does not matter.
@@ -75,6 +75,9 @@ const SHUT_DOWN: u64 = 1 << 16;
 const ONE_RUN: u64 = 1 << 17;
 const MAX_THREADS: usize = 1 << 14;
 
+/// Shares at most: with more threads some have one in common, so that nobody has to look at many in the end of a run.
+const MOST_SHARES: usize = 16;
+
 /// The run in progress. Written by the caller while the gate is shut and nobody is inside.
 struct Job {
     task: Option<&'static Task<'static>>,
@@ -84,7 +87,7 @@ struct Shared {
     id: u64,
     spin: bool,
     state: AtomicU64,
-    /// Of each worker.
+    /// Those that workers begin with, one after the other.
     shares: Box<[Share]>,
     job: UnsafeCell<Job>,
     /// First panic message of the run.
@@ -141,10 +144,10 @@ fn spin_until(ready: impl Fn() -> bool) -> bool {
 }
 
 impl Shared {
-    /// Takes tasks until none is left: those of the worker's own share first.
+    /// Takes tasks until none is left: those of the worker's share first.
     fn work(&self, task: &Task<'_>, worker: usize) {
         let before = INSIDE.replace((self.id, worker));
-        let (others, own) = self.shares.split_at(worker);
+        let (others, own) = self.shares.split_at(worker % self.shares.len());
         for share in own.iter().chain(others) {
             while let Some(number) = share.take() {
                 self.guarded(task, number, worker);
@@ -256,7 +259,7 @@ impl Team {
             // With more threads than cores a spinning thread takes the core from one that has work.
             spin: threads <= cores,
             state: AtomicU64::new(0),
-            shares: (0..threads).map(|_| Share::default()).collect(),
+            shares: (0..threads.clamp(1, MOST_SHARES)).map(|_| Share::default()).collect(),
             job: UnsafeCell::new(Job { task: None }),
             panic: Mutex::new(None),
             panicked: AtomicBool::new(false),
@@ -333,10 +336,10 @@ impl Team {
         let forever = unsafe { std::mem::transmute::<&Task<'_>, &'static Task<'static>>(task) };
         // SAFETY: `turn` is held and the run before this one ended with the gate shut and nobody inside.
         unsafe { *shared.job.get() = Job { task: Some(forever) } };
-        let workers = self.threads();
-        for (worker, share) in shared.shares.iter().enumerate() {
-            // One that was not started has none.
-            let [start, end] = [worker, worker + 1].map(|worker| tasks * worker.min(workers) / workers);
+        let count = shared.shares.len();
+        for (i, share) in shared.shares.iter().enumerate() {
+            // The caller, who is awake, has the first tasks.
+            let [start, end] = [i, i + 1].map(|i| (tasks * i).div_ceil(count));
             share.give(start..end);
         }
         let run = shared.state.load(Ordering::Relaxed) / ONE_RUN + 1;

@@ -1,4 +1,4 @@
-// The order in which blocks of flash_bwd_wgmma.cu take the tiles of a batch.
+// The order in which blocks of flash_bwd_wgmma.cu take the tiles of a batch, and where these are in qkv.
 #pragma once
 
 #include "common/prelude.cuh"

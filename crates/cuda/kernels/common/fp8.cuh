@@ -60,6 +60,18 @@ template <class F> DEVICE float to_float(Number<F> x) {
     return x.bits & 0x80 ? -value : value;
 }
 
+// A tensor (rows,cols) that is rounded to 8 bits, how, and what is said of it. Null is what is not wanted.
+struct Quantized {
+    u8* q;
+    u8* q_t;  // (cols,rows)
+    float* inverse;
+    u32* seen;
+    float* partials;
+    const u32* amax;
+    u32 rows, cols;
+    int margin, unknown;
+};
+
 // A factor 2^k and its inverse.
 struct Scale {
     float up, down;

@@ -4,17 +4,7 @@
 #include "common/floats.cuh"
 #include "common/fp8.cuh"
 
-// The tensor in 8 bits, its scale, and what is said of it.
-struct Narrow {
-    u8* q;    // (rows,cols)
-    u8* q_t;  // (cols,rows)
-    float* inverse;
-    u32* seen;
-    const u32* amax;
-    u32 rows, cols;
-    int margin, unknown;
-};
-// The parameters of a kernel for these, but for the sizes.
+// The parameters of a kernel that rounds a tensor, but for its sizes.
 #define NARROW u8 *q, u8 *q_t, float *inverse, u32 *seen, const u32 *amax, int margin, int unknown
 
 // What a thread needs to round numbers, and what it remembers of them.
@@ -23,7 +13,7 @@ struct Rounding {
     u32 most = 0;  // the largest |x| so far, of each half by itself; NaN is the largest
 
     // Threads for which `first` is true write the inverse of the scale: one of the grid, or several the same.
-    DEVICE Rounding(const Narrow& to, bool first) {
+    DEVICE Rounding(const Quantized& to, bool first) {
         const Scale scale = scale_of<FORMAT>(*to.amax, to.margin, to.unknown);
         up = pack_bf16(scale.up, scale.up);
         if (first) *to.inverse = scale.down;
@@ -42,7 +32,7 @@ struct Rounding {
     }
 
     // Counts the largest of the warp.
-    DEVICE void tell(const Narrow& to) const {
+    DEVICE void tell(const Quantized& to) const {
         const u32 low = most & 0xffff, high = most >> 16;
         const u32 bits = __reduce_max_sync(0xffffffffu, low > high ? low : high) << 16;
         // Most warps see nothing new, and are spared the atomic.

@@ -6,17 +6,6 @@
 
 constexpr int TILE = 128, SIDE = 8, ACROSS = TILE / SIDE;
 
-struct Quantized {
-    u8* q;
-    u8* q_t;
-    float* inverse;
-    u32* seen;
-    float* partials;
-    const u32* amax;
-    u32 rows, cols;
-    int margin, unknown;
-};
-
 // Eight rows of eight elements of a thread, as they are in memory.
 struct Square {
     static constexpr int VECS = SIDE / Vec<ACT>::N;

@@ -7,12 +7,12 @@
 // Rows of a block, CHUNK at a time by all its BLOCK threads. While they write the columns of one chunk, the next goes to the other tile.
 template <int BLOCK> struct NarrowRows {
     static constexpr u32 CHUNK = RowTile::ROWS;
-    Narrow to;
+    Quantized to;
     Rounding rounding;
     uint2* units;  // of two tiles
     u32 half = 0;
 
-    DEVICE NarrowRows(const Narrow& to, uint2* units) : to(to), rounding(to, blockIdx.x == 0 && threadIdx.x == 0), units(units) {}
+    DEVICE NarrowRows(const Quantized& to, uint2* units) : to(to), rounding(to, blockIdx.x == 0 && threadIdx.x == 0), units(units) {}
 
     // Eight columns of a row, which are its unit v.
     DEVICE void row(const u32 (&pairs)[4], u32 row, int v) {

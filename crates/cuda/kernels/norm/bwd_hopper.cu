@@ -8,7 +8,8 @@
 //        kind of device
 //
 // With FORMAT it is NORM_bwd_fp8: it also rounds its result, as it is stored, to 8 bits, in rows and in columns, as `quantize` of
-// fp8/quantize.cu does: the same bits. Blocks then take CHUNK rows at a time, and sums are in that order; rows % CHUNK == 0.
+// fp8/quantize.cu does: the same bits. It moves 2·rows·width bytes more. Blocks then take CHUNK rows at a time, and sums are in that order.
+// Needs rows % CHUNK == 0, CHUNK % GROUPS == 0, WIDTH % 256 == 0, and 64·WIDTH bytes of shared memory behind the rings.
 //
 // COLUMNS is 8, or 10 for widths that leave no lane without work then: 1600 columns are 5 whole warps. Rows are loaded in the order in
 // which their group passes over them, and one barrier of the group a row does all: behind it, its warps know each other's sums
@@ -201,7 +202,7 @@ template <class... Narrowed> DEVICE void differentiate(const Backward& p, Narrow
 
 #ifdef FORMAT
 KERNEL __launch_bounds__(THREADS, 1) JOINED(NORM, _bwd_fp8)(ARGS, NARROW) {
-    const Narrow to = {q, q_t, inverse, seen, amax, rows, WIDTH, margin, unknown};
+    const Quantized to = {q, q_t, inverse, seen, nullptr, amax, rows, WIDTH, margin, unknown};
     differentiate(BACKWARD, NarrowRows<THREADS>(to, reinterpret_cast<uint2*>(rings + GROUPS * RING * STAGE)));
 }
 #else

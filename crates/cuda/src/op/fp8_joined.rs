@@ -63,8 +63,8 @@ fn with_loss(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     Ok(true)
 }
 
-/// Rounds a gradient to 8 bits where the backward of a norm writes it, if that were the last launches: the same bits, which are not read
-/// again for it; sums over rows in another order. `false` if it is not so.
+/// Rounds a gradient to 8 bits where the backward of a norm writes it, if its launches are the last ones: the same bits, and the gradient is
+/// not read again; sums over rows are in another order. `false` if it is not so.
 fn with_norm_bwd(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     let (Some(out), Some(out_t), Some(seen)) = (op.out, op.out_t, op.seen) else { return Ok(false) };
     let Some(index) = cx.op.checked_sub(1) else { return Ok(false) };
@@ -77,12 +77,11 @@ fn with_norm_bwd(cx: &mut Lower<'_>, op: &Quantize) -> Result<bool> {
     };
     let replaced = cx.out.split_off(first);
     let results = scaled(cx.pointers(&[out, out_t, op.inverse, seen, op.amax])?, op);
-    let sums = back.launch_fp8(cx, block, op, results)?;
-    cx.joins(replaced);
-    match sums {
-        Some((partials, rows)) => bias_gradient(cx, op, partials, rows).map(|()| true),
-        None => Ok(true),
+    if let Some((partials, rows)) = back.launch_fp8(cx, block, op, results)? {
+        bias_gradient(cx, op, partials, rows)?;
     }
+    cx.all_join(first, replaced);
+    Ok(true)
 }
 
 /// Computes the 8 bits of SwiGLU's result together with it, if that was the last launch and nothing else reads it in bf16: the same bits,

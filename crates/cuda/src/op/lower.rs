@@ -244,6 +244,12 @@ impl Lower<'_> {
         new.first = replaced.into_iter().map(|old| old.first).fold(new.first, usize::min);
     }
 
+    /// The same of all launches from place `from` on.
+    pub fn all_join(&mut self, from: usize, replaced: impl IntoIterator<Item = Launch>) {
+        let first = replaced.into_iter().map(|old| old.first).fold(self.op, usize::min);
+        self.out[from..].iter_mut().for_each(|launch| launch.first = first);
+    }
+
     /// Adds several kernel launches.
     pub fn launch_all(&mut self, steps: impl IntoIterator<Item = Step>) {
         steps

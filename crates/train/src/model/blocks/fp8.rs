@@ -240,7 +240,7 @@ impl Blocks {
         if self.b.in_section() != Section::Forward {
             return self.quantize(source);
         }
-        self.b.at("weights");
+        self.b.at("weights in 8 bits");
         let scaling = self.current(source.format);
         let ahead = self.weights_fp8;
         self.weights_fp8 += 1;
