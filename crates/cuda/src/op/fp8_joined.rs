@@ -3,7 +3,8 @@
 
 use super::fp8::{TILE, bias_gradient, file_spec, format_name, scaled, tiles};
 use super::lower::Lower;
-use super::norm::{Backward as NormBackward, ResidualNorm};
+use super::norm::ResidualNorm;
+use super::norm_bwd::Backward as NormBackward;
 use super::{grouped_fp8, loss};
 use crate::Result;
 use crate::args::Grid;

@@ -23,6 +23,7 @@ mod matmul;
 mod memory;
 mod muon;
 mod norm;
+mod norm_bwd;
 mod norm_hopper;
 mod optimizer;
 mod preference;
@@ -104,7 +105,7 @@ pub(crate) fn lower(cx: &mut Lower<'_>, op: &Op) -> Result<()> {
         Op::LayerNormFwd(op) => norm::layernorm_fwd(cx, op),
         Op::ResidualLayerNormFwd(_) | Op::ResidualRmsNormFwd(_) => norm::residual_norm_fwd(cx, op),
         Op::LayerNormApply(op) => norm::layernorm_apply(cx, op),
-        Op::LayerNormBwd(_) | Op::RmsNormBwd(_) => norm::norm_bwd(cx, op),
+        Op::LayerNormBwd(_) | Op::RmsNormBwd(_) => norm_bwd::norm_bwd(cx, op),
         Op::ActFwd(op) => elementwise::act_fwd(cx, op),
         Op::ActBwd(op) => elementwise::act_bwd(cx, op),
         Op::Add(op) => elementwise::add(cx, op),

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "no test needs all of it")]
 
+use ironhorse_core::op::{Accum, Quantize};
 use ironhorse_core::{DType, Engine, EngineExt, Program, Scalars, Slot};
 use ironhorse_cuda::{CudaEngine, Settings, devices};
 use ironhorse_testkit::Rng;
@@ -106,4 +107,25 @@ pub fn kernels(engine: &mut CudaEngine, program: &Program) -> Vec<String> {
 
 pub fn has(names: &[String], kernel: &str) -> bool {
     names.iter().any(|name| name == kernel)
+}
+
+/// `inp` in 8 bits, by rows.
+#[allow(clippy::panic, reason = "a test")]
+pub fn quantize(inp: Slot, out: Slot, [inverse, amax, seen]: [Slot; 3]) -> Quantize {
+    let DType::F8(format) = out.dtype else { panic!("{out:?} is not in 8 bits") };
+    Quantize {
+        out: Some(out),
+        out_t: None,
+        inverse,
+        d_bias: None,
+        inp,
+        pre: None,
+        amax,
+        seen: Some(seen),
+        act: None,
+        format,
+        margin: 1,
+        unknown: 3,
+        accum: Accum::Write,
+    }
 }
