@@ -2,7 +2,7 @@
 
 use super::fp8::format_name;
 use super::lower::{Lower, RESULT_SUMS};
-use super::norm_hopper::{self, Block};
+use super::norm_hopper::{self, Block, CHUNK};
 use crate::Result;
 use crate::args::Grid;
 use crate::kernels::{Kernel, Spec};
@@ -27,9 +27,7 @@ const FAST_CENTRED: usize = 5120;
 const WARP_ROW: usize = 3072;
 /// The most rows that get a block each whatever their width.
 const FEW: usize = 8;
-/// `ROWS` of norm/fp8.cu.
-const FP8_ROWS: usize = 32;
-/// Widths of which [`FP8_ROWS`] rows fit the shared memory of a block, several times on a multiprocessor.
+/// Widths of which [`CHUNK`] rows fit the shared memory of a block, several times on a multiprocessor.
 const FP8_WIDTHS: std::ops::RangeInclusive<usize> = 256..=2048;
 
 /// One of the two norms: its constants and the names of its kernels.
@@ -268,12 +266,12 @@ impl ResidualNorm {
             None => (rms(self.gain), "residual_rmsnorm_fwd_fp8"),
         };
         let types = [self.a.dtype, self.weight.dtype];
-        let takes = norm.is_fast(width) && FP8_WIDTHS.contains(&width) && rows.is_multiple_of(FP8_ROWS);
+        let takes = norm.is_fast(width) && FP8_WIDTHS.contains(&width) && rows.is_multiple_of(CHUNK);
         if !takes || rows == 0 || types != [DType::BF16; 2] {
             return Ok(None);
         }
-        let grid = Grid::linear(rows / FP8_ROWS, 32 * FWD_WARPS as u32)
-            .shared(FP8_ROWS * width.next_multiple_of(128));
+        let grid =
+            Grid::linear(rows / CHUNK, 32 * FWD_WARPS as u32).shared(CHUNK * width.next_multiple_of(128));
         Ok(Some((norm.fp8_spec(width, format)?.kernel(kernel), grid)))
     }
 

@@ -9,7 +9,7 @@ pub(super) const FILE: &str = "norm/bwd_hopper.cu";
 /// Widths that it takes where they are whole vectors: a row has at most 8 warps.
 const WIDTHS: std::ops::RangeInclusive<usize> = 256..=2048;
 
-/// Rows that a block has together where they become 8 bits: `ROWS` of fp8/row_tile.cuh.
+/// Rows that a block has together where they become 8 bits, in a forward too: `ROWS` of fp8/row_tile.cuh.
 pub(super) const CHUNK: usize = 32;
 /// Bytes of shared memory that a block may have then, and the most rows of a ring.
 const SHARED: usize = 200 << 10;
