@@ -129,6 +129,38 @@ DEVICE void report(Fault* fault, i32 code, i32 value, i32 index, i32 limit) {
     }
 }
 
+// Two floats as two bf16 in one word, the first in the low half.
+DEVICE u32 pack_bf16(float low, float high) {
+    u32 out;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+    return out;
+}
+// The larger numbers of two such words.
+DEVICE u32 max_bf16(u32 a, u32 b) {
+    u32 out;
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+    return out;
+}
+// The two floats of such a word.
+DEVICE float low(u32 pair) { return __uint_as_float(pair << 16); }
+DEVICE float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+// The elements of a vector as floats.
+template <class T> DEVICE void to_floats(float (&out)[Vec<T>::N], const Vec<T>& v) {
+#pragma unroll
+    for (int i = 0; i < Vec<T>::N; i++) out[i] = to_float(v.at[i]);
+}
+// In one instruction each, where the compiler needs two for every other one.
+template <> DEVICE void to_floats<bf16>(float (&out)[8], const Vec<bf16>& v) {
+    const uint4& q = *reinterpret_cast<const uint4*>(&v);
+    const u32 pairs[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        out[2 * i] = low(pairs[i]);
+        out[2 * i + 1] = high(pairs[i]);
+    }
+}
+
 // N elements of T as floats, in accesses as wide as they allow. `from` is aligned to N elements.
 template <int N, class T> DEVICE void load_floats(float (&out)[N], const T* from) {
     constexpr int BYTES = N * (int)sizeof(T);
@@ -146,22 +178,13 @@ template <int N, class T> DEVICE void load_floats(float (&out)[N], const T* from
         constexpr int W = Vec<T>::N;
 #pragma unroll
         for (int k = 0; k < N / W; k++) {
-            const Vec<T> v = load(from + k * W);
+            float part[W];
+            to_floats(part, load(from + k * W));
 #pragma unroll
-            for (int i = 0; i < W; i++) out[k * W + i] = to_float(v.at[i]);
+            for (int i = 0; i < W; i++) out[k * W + i] = part[i];
         }
     }
 }
-
-// Two floats as two bf16 in one word, the first in the low half.
-DEVICE u32 pack_bf16(float low, float high) {
-    u32 out;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-    return out;
-}
-// The two floats of such a word.
-DEVICE float low(u32 pair) { return __uint_as_float(pair << 16); }
-DEVICE float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 
 // A vector of T from floats, rounded.
 DEVICE void round_to(Vec<float>& out, const float (&x)[4]) {

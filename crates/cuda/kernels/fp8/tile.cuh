@@ -18,8 +18,14 @@ struct Square {
             for (int v = 0; v < VECS; v++) at[r][v] = load(from + (u64)r * cols + v * Vec<ACT>::N);
     }
     DEVICE void row(float (&x)[SIDE], int r) const {
+        constexpr int N = Vec<ACT>::N;
 #pragma unroll
-        for (int c = 0; c < SIDE; c++) x[c] = to_float(at[r][c / Vec<ACT>::N].at[c % Vec<ACT>::N]);
+        for (int v = 0; v < VECS; v++) {
+            float part[N];
+            to_floats(part, at[r][v]);
+#pragma unroll
+            for (int c = 0; c < N; c++) x[v * N + c] = part[c];
+        }
     }
 };
 

@@ -5,7 +5,8 @@
 //        keeps one in its blocks' shared memory, a stretch of columns in each; needs 16-byte rows that fit, and sm_90 for
 //        clusters of more than one block. cross_entropy_sums, without: the same, and leaves in `of_rows`, where it is not null,
 //        what loss/fp8.cu makes the same gradient of. cross_entropy_any: a block per row, which it reads for each pass; any shape
-// order  each thread its columns in order, then a butterfly over lanes, then over warps, then the blocks in order: repeatable
+// order  each thread its vectors in order, even and odd columns of one apart, then a butterfly over lanes, then over warps, then the
+//        blocks in order: repeatable
 #include "common/async_copy.cuh"
 #include "common/cluster.cuh"
 #include "loss/gradient.cuh"
@@ -23,17 +24,33 @@ DEVICE void raise(Sum& s, float max) {
     }
 }
 
-// The columns of one vector.
-DEVICE void add(Sum& s, const float (&x)[N]) {
-    float max = x[0];
-#pragma unroll
-    for (int k = 1; k < N; k++) max = fmaxf(max, x[k]);
-    raise(s, max);
-    float sum = 0.0f;
-#pragma unroll
-    for (int k = 0; k < N; k++) sum += exp2_flush((x[k] - s.max) * LOG2E);
-    s.sum += sum;
+DEVICE float largest(const Vec<float>& v) { return fmaxf(fmaxf(v.at[0], v.at[1]), fmaxf(v.at[2], v.at[3])); }
+DEVICE float largest(const Vec<bf16>& v) {
+    const uint4& q = *reinterpret_cast<const uint4*>(&v);
+    const u32 pair = max_bf16(max_bf16(q.x, q.y), max_bf16(q.z, q.w));
+    return fmaxf(low(pair), high(pair));
 }
+
+// What a thread has summed so far.
+struct Running {
+    Sum total = {LEAST, 0.0f};
+    float shift = LEAST;  // max·log2(e): exponents of bf16 numbers take one multiply-add, whose error is the same for all of them
+
+    // The columns of one vector.
+    DEVICE void add(const Vec<ACT>& v) {
+        const float max = largest(v);
+        if (max > total.max) {
+            raise(total, max);
+            shift = max * LOG2E;
+        }
+        float x[N], sums[2] = {};
+        to_floats(x, v);
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            sums[k % 2] += exp2_flush(sizeof(ACT) == 2 ? __fmaf_rn(x[k], LOG2E, -shift) : (x[k] - total.max) * LOG2E);
+        total.sum += sums[0] + sums[1];
+    }
+};
 
 // One total for the block. `shared` has two turns, so that one barrier a row is enough; `x_target` goes along with it.
 struct Shared {
@@ -102,9 +119,21 @@ struct Rows {
     u32 rows, vocab, padded;
 };
 
+// The gradients of one vector, in its place.
+DEVICE void leave_gradients(ACT* to, const Vec<ACT>& logits, const Scales& s) {
+    float x[N];
+    to_floats(x, logits);
+#pragma unroll
+    for (int k = 0; k < N; k++) x[k] = gradient(x[k], s);
+    Vec<ACT> out;
+    round_to(out, x);
+    store_once(to, out);
+}
+
 // Each thread copies, sums and overwrites its own vectors only: within a row just the totals need a barrier. Where a vector is
 // needed no longer, the copy of the same vector of the next row is started in its place: with GRAD where its gradient is
-// written, else where it has been summed.
+// written, else where it has been summed. At the clock that products leave, the instructions for an element count as much as its
+// bytes: what concerns few of them, the target and columns behind the vocabulary, is done before or behind the loops.
 template <bool GRAD> DEVICE void walk(const Rows& p) {
     extern __shared__ uint4 row_space[];
     __shared__ Shared shared;
@@ -118,6 +147,7 @@ template <bool GRAD> DEVICE void walk(const Rows& p) {
     const float scale = p.scalars->loss_scale;
     const auto quarter = [=](int q) { return rounds * q / QUARTERS * blockDim.x + threadIdx.x; };
     const auto limit = [=](int q) { return min(rounds * (q + 1) / QUARTERS * blockDim.x, used); };
+    const bool has_end = used > 0 && first + used == all && threadIdx.x == (used - 1) % blockDim.x;  // of the vocabulary
 
     const u32 step = gridDim.x / CLUSTER;
     u32 row = blockIdx.x / CLUSTER;
@@ -133,47 +163,43 @@ template <bool GRAD> DEVICE void walk(const Rows& p) {
         const bool more = row + step < p.rows;
         const i32 target = checked(p.targets, row, vocab, p.fault);
         // Read before the barrier: after it the row changes.
-        float x_target = threadIdx.x == 0 && rank == 0 && target >= 0 ? to_float(line[target]) : 0.0f;
-        Sum mine = {LEAST, 0.0f};
+        float x_target = threadIdx.x == 0 && target >= 0 ? to_float(line[target]) : 0.0f;
+        Running mine;
 #pragma unroll
         for (int q = 0; q < QUARTERS; q++) {
             if (!GRAD || q == 0) cp_wait<3>();
             else if (q == 1) cp_wait<2>();
             else if (q == 2) cp_wait<1>();
             else cp_wait<0>();
+            if (q == QUARTERS - 1 && has_end)
+                for (u32 c = vocab - first * N; c < used * N; c++) cell[c] = from_float<ACT>(-__int_as_float(0x7f800000));
             for (u32 v = quarter(q); v < limit(q); v += blockDim.x) {
-                float x[N];
-                load_floats(x, cell + v * N);
-                if ((first + v + 1) * N > vocab) {
-#pragma unroll
-                    for (int k = 0; k < N; k++)
-                        if ((first + v) * N + k >= vocab) x[k] = -__int_as_float(0x7f800000);
-                }
-                add(mine, x);
+                mine.add(load(cell + v * N));
                 if (!GRAD && more) cp_async16(cell_address + v * 16, next + v * N);
             }
             if (!GRAD) cp_commit();
         }
-        const Sum total = cluster_sum(block_sum(mine, x_target, shared, turn), shared, turn);
+        const Sum total = cluster_sum(block_sum(mine.total, x_target, shared, turn), shared, turn);
         if (rank == 0) write_loss(p.losses, row, target, x_target, total);
         if constexpr (GRAD) {
             const Scales s = scales(total, scale);
 #pragma unroll 1
             for (int q = 0; q < QUARTERS; q++) {
-                for (u32 v = quarter(q); v < limit(q); v += blockDim.x) {
-                    float x[N], y[N];
-                    load_floats(x, cell + v * N);
-                    gradients(y, x, (first + v) * N, target, vocab, s);
-                    Vec<ACT> out;
-                    round_to(out, y);
-                    store_once(stretch + v * N, out);
-                    if (more) cp_async16(cell_address + v * 16, next + v * N);
-                }
+                const u32 from = quarter(q), to = limit(q);
+                if (target >= 0)
+                    for (u32 v = from; v < to; v += blockDim.x)
+                        leave_gradients(stretch + v * N, load(cell + v * N), s);
+                else
+                    for (u32 v = from; v < to; v += blockDim.x) store_once(stretch + v * N, Vec<ACT>{});
+                if (more)
+                    for (u32 v = from; v < to; v += blockDim.x) cp_async16(cell_address + v * 16, next + v * N);
                 cp_commit();
             }
-            const float zero[N] = {};
+            const u32 place = (u32)target / N - first;
+            if (target >= 0 && place < used && threadIdx.x == place % blockDim.x)
+                line[target] = from_float<ACT>(target_gradient(x_target, s));
             for (u32 v = all + rank * blockDim.x + threadIdx.x; v < padded / N; v += CLUSTER * blockDim.x)
-                store_floats(line + v * N, zero);
+                store_once(line + v * N, Vec<ACT>{});
         } else if (p.of_rows && rank == 0 && threadIdx.x == 0) {
             p.of_rows[row] = scales(total, scale);
         }
@@ -204,12 +230,9 @@ KERNEL __launch_bounds__(1024) cross_entropy_any(float* losses, ACT* logits, con
     ACT* const line = logits + (u64)row * padded;
     const i32 target = checked(targets, row, vocab, fault);
     float x_target = threadIdx.x == 0 && target >= 0 ? to_float(line[target]) : 0.0f;
-    Sum mine = {LEAST, 0.0f};
-    for (u32 v = threadIdx.x; v < whole; v += blockDim.x) {
-        float x[N];
-        load_floats(x, line + v * N);
-        add(mine, x);
-    }
+    Running running;
+    for (u32 v = threadIdx.x; v < whole; v += blockDim.x) running.add(load(line + v * N));
+    Sum mine = running.total;
     for (u32 c = whole * N + threadIdx.x; c < vocab; c += blockDim.x) {
         const float x = to_float(line[c]);
         raise(mine, x);

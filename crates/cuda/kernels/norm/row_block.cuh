@@ -43,8 +43,7 @@ template <Form FORM> DEVICE void normalise_row(Vec<ACT> (&out)[STEPS], const Row
             for (int k = 0; k < N; k++) y[k] += x[s][k];
             round_to(sum, y);
             if (stores) store(p.residual + start + v * N, sum);
-#pragma unroll
-            for (int k = 0; k < N; k++) x[s][k] = to_float(sum.at[k]);
+            to_floats(x[s], sum);
         }
     });
     const auto sum = [&] {

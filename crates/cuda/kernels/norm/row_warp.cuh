@@ -27,10 +27,12 @@ template <Form FORM, class P> DEVICE void normalise_row(const Rows& p, u32 row, 
         for (int i = 0; i < PER_LANE; i++) {
             const int v = lane + i * WARP;
             if (VECS % WARP != 0 && v >= VECS) continue;
-            float sum[N];
+            float a[N], b[N];
+            to_floats(a, x[i]);
+            to_floats(b, y[i]);
 #pragma unroll
-            for (int k = 0; k < N; k++) sum[k] = to_float(x[i].at[k]) + to_float(y[i].at[k]);
-            round_to(x[i], sum);
+            for (int k = 0; k < N; k++) a[k] += b[k];
+            round_to(x[i], a);
             store(p.residual + start + v * N, x[i]);
         }
     }
@@ -39,8 +41,10 @@ template <Form FORM, class P> DEVICE void normalise_row(const Rows& p, u32 row, 
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
             if (VECS % WARP != 0 && lane + i * WARP >= VECS) continue;
+            float a[N];
+            to_floats(a, x[i]);
 #pragma unroll
-            for (int k = 0; k < N; k++) sum += to_float(x[i].at[k]);
+            for (int k = 0; k < N; k++) sum += a[k];
         }
         return warp_sum(sum);
     };
@@ -49,9 +53,12 @@ template <Form FORM, class P> DEVICE void normalise_row(const Rows& p, u32 row, 
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
             if (VECS % WARP != 0 && lane + i * WARP >= VECS) continue;
+            forget(x[i]);
+            float a[N];
+            to_floats(a, x[i]);
 #pragma unroll
             for (int k = 0; k < N; k++) {
-                const float d = deviation(to_float(x[i].at[k]), mean);
+                const float d = deviation(a[k], mean);
                 squares = __fmaf_rn(d, d, squares);
             }
         }
@@ -62,11 +69,13 @@ template <Form FORM, class P> DEVICE void normalise_row(const Rows& p, u32 row, 
     for (int i = 0; i < PER_LANE; i++) {
         const int v = lane + i * WARP;
         if (VECS % WARP != 0 && v >= VECS) continue;
-        float w[N], b[N] = {}, y[N];
+        forget(x[i]);
+        float a[N], w[N], b[N] = {}, y[N];
+        to_floats(a, x[i]);
         load_floats(w, p.weight + v * N);
         if constexpr (CENTRED) load_floats(b, p.bias + v * N);
 #pragma unroll
-        for (int k = 0; k < N; k++) y[k] = normal(to_float(x[i].at[k]), mean, rstd, w[k], b[k]);
+        for (int k = 0; k < N; k++) y[k] = normal(a[k], mean, rstd, w[k], b[k]);
         put(v, y);
     }
 }
