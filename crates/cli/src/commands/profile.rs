@@ -10,7 +10,7 @@ use crate::hardware::{MadeBy, human_bytes};
 use crate::{Outcome, number, out};
 use anyhow::Result;
 use clap::Args;
-use group::{Group, Style, groups, idle, joined, kinds, of_kernels, of_ops, size, table};
+use group::{Group, Style, Work, groups, idle, joined, kinds, of_kernels, of_ops, size, table};
 use ironhorse::core::{EngineExt, Limits, Program, Section};
 use ironhorse::train::bench::{Recording, profile_steps, time_steps};
 use ironhorse::train::picture::{Bar, Bars, bars_svg};
@@ -260,10 +260,32 @@ impl Figures<'_> {
     }
 
     fn by_layer(&self) -> Vec<Group> {
-        let mut groups =
-            self.by(|ops| layer_of(self.program.origin(&self.program.nodes()[ops.end - 1])).to_owned());
+        let op_ns = self.op_ns();
+        let layers = self.joined().into_iter().flat_map(|ops| {
+            let ns: u64 = op_ns[ops.clone()].iter().sum();
+            self.of_layers(ops, ns as f64 * 1e-9)
+        });
+        let mut groups = self.with_idle(groups(layers, &self.limits, Some(self.whole_ms())));
         groups.sort_by_key(|group| layer_order(&group.name));
         groups
+    }
+
+    /// The work of joined ops, layer by layer: what a layer adds to those before it, and the same part of the time as it has of the least time
+    /// for each.
+    fn of_layers(&self, ops: Range<usize>, seconds: f64) -> Vec<(String, Work)> {
+        let layer = |op: &usize| layer_of(self.program.origin(&self.program.nodes()[*op]));
+        let indices: Vec<usize> = ops.clone().collect();
+        let layers: Vec<&[usize]> = indices.chunk_by(|a, b| layer(a) == layer(b)).collect();
+        let sizes = layers.iter().map(|of| {
+            let [before, with] = [of[0], of[0] + of.len()].map(|end| size(self.program, ops.start..end));
+            (with.0 - before.0, with.1 - before.1)
+        });
+        let sizes: Vec<(u64, u64)> = sizes.collect();
+        let least = |(flops, bytes): &(u64, u64)| self.limits.least_seconds(*flops, *bytes);
+        let whole: f64 = sizes.iter().map(least).sum();
+        let part = |size| if whole > 0.0 { least(size) / whole } else { 1.0 / sizes.len() as f64 };
+        let work = |size| Work { seconds: seconds * part(size), size: Some(*size) };
+        layers.iter().zip(&sizes).map(|(of, size)| (layer(&of[0]).to_owned(), work(size))).collect()
     }
 
     /// Adds a row for the rest of the step, if a whole step was timed, so that the rows add up to it.
@@ -401,6 +423,7 @@ fn print_gpu(report: &ProfileReport, head: &str, gpu: &str, busy: &Busy) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ironhorse::core::{Builder, DType, Timed, op::CopySlot};
 
     #[test]
     fn ops_belong_to_layers_of_every_family_in_the_order_of_the_model() {
@@ -418,5 +441,27 @@ mod tests {
         assert_eq!(layers, ["lm_head", "layers.10", "h.2", "layers.2", "layers.x.y", "embed", "idle", "h.0"]);
         layers.sort_by_key(|name| layer_order(name));
         assert_eq!(layers, ["embed", "h.0", "h.2", "layers.2", "layers.10", "layers.x.y", "lm_head", "idle"]);
+    }
+
+    /// Three ops of one size, of which the last two are one kernel; the third only reads what the second wrote, so that half of its
+    /// bytes are spared.
+    #[test]
+    fn layers_share_the_time_of_ops_that_are_joined() {
+        let mut b = Builder::new();
+        let [x, mid, out] = ["x", "mid", "out"].map(|name| b.io(name, [64, 64], DType::F32));
+        for (layer, inp, to) in [("h.1.mlp", out, x), ("h.1.ln_1", x, mid), ("h.0.mlp", mid, out)] {
+            b.at(layer);
+            b.push(CopySlot { out: to, inp }).unwrap();
+        }
+        let program = b.finish().unwrap();
+        let kernel = |first, op, ns| Timed { op, first, name: "kernel".into(), start_ns: 0, ns };
+        let recording =
+            Recording { kernels: vec![kernel(0, 0, 10_000), kernel(1, 2, 30_000)], timeline: Vec::new() };
+        let limits = Limits { flops_per_s: 1e9, bytes_per_s: 1e9 };
+        let figures = Figures { program: &program, recording: &recording, limits, step: None };
+        let found = figures.by_layer();
+        let microseconds = |group: &Group| (group.ms * 1e3).round() as u64;
+        let found: Vec<_> = found.iter().map(|group| (group.name.as_str(), microseconds(group))).collect();
+        assert_eq!(found, [("h.0", 10), ("h.1", 30)]);
     }
 }
