@@ -2,10 +2,13 @@
 //! are rounded to bf16.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-use ironhorse_core::{Engine, EngineExt, Layout, Operands, Precision};
+use ironhorse_core::op::{Accum, LayerNormBwd};
+use ironhorse_core::{
+    Builder, DType, Engine, EngineExt, Layout, Operands, Precision, Program, Scalars, Slot,
+};
 use ironhorse_cpu::isa::Isa;
 use ironhorse_cpu::{CpuEngine, CpuSettings};
-use ironhorse_testkit::{Case, cases_in};
+use ironhorse_testkit::{Case, Rng, cases_in};
 
 /// The FNV-1a hash of the slots that the op writes.
 fn digest(engine: &mut CpuEngine, case: &Case) -> u64 {
@@ -44,5 +47,43 @@ fn the_number_of_threads_changes_no_bit() {
                 println!("DIGEST {} {index} {} ({}) {one:016x}", isa.name(), case.op().name(), case.name);
             }
         }
+    }
+}
+
+/// The backward of a layer norm, what it reads, and what it writes.
+fn layernorm_bwd([rows, width]: [usize; 2]) -> (Program, [Slot; 5], [Slot; 3]) {
+    let mut builder = Builder::new();
+    let [inp, d_out, d_inp] =
+        ["inp", "d_out", "d_inp"].map(|name| builder.io(name, [rows, width], DType::F32));
+    let [weight, d_weight, d_bias] =
+        ["weight", "d_weight", "d_bias"].map(|name| builder.io(name, [width], DType::F32));
+    let [mean, rstd] = ["mean", "rstd"].map(|name| builder.io(name, [rows], DType::F32));
+    let (accum_inp, accum) = (Accum::Write, Accum::Write);
+    builder
+        .push(LayerNormBwd { d_inp, d_weight, d_bias, d_out, inp, mean, rstd, weight, accum_inp, accum })
+        .unwrap();
+    (builder.finish().unwrap(), [inp, d_out, weight, mean, rstd], [d_inp, d_weight, d_bias])
+}
+
+/// Blocks of rows of all sizes, whole and not.
+#[test]
+fn the_number_of_threads_changes_no_bit_of_sums_over_many_rows() {
+    for size in [[7, 768], [100, 768], [610, 768], [1000, 256], [2100, 512], [130, 1600]] {
+        let (program, given, results) = layernorm_bwd(size);
+        let [one, two, five] = [1, 2, 5].map(|threads| {
+            let mut engine = CpuEngine::new(threads);
+            engine.reserve(program.layout()).unwrap();
+            let mut rng = Rng::new(5);
+            for slot in given {
+                engine.write_f32(slot, &rng.uniforms(slot.numel(), -1.0, 1.0)).unwrap();
+            }
+            engine.run(&program, 0..1, &Scalars::default()).unwrap();
+            results.map(|slot| {
+                let mut bytes = vec![0; slot.bytes()];
+                engine.read_bytes(slot, &mut bytes).unwrap();
+                bytes
+            })
+        });
+        assert!(one == two && one == five, "{size:?}");
     }
 }
