@@ -82,6 +82,27 @@ pub fn exp_low<const FMA: bool>(x: f32) -> f32 {
     exp_rest::<FMA>(x, t - LOW_ROUND) * f32::from_bits(t.to_bits() << 23)
 }
 
+/// A fit of 2^r for |r| <= 1/2, highest power first, with a relative error of 1.2e-8, where it is exactly 1 at 0.
+pub(crate) const EXP2_FIT: [f32; 7] =
+    [1.559_467_8e-4, 1.340_664_3e-3, 9.617_701e-3, 5.550_307e-2, 2.402_265_4e-1, 6.931_472_4e-1, 1.0];
+
+/// [`exp2_flush`] is 0 below this, where 2^x would be subnormal.
+pub(crate) const EXP2_LEAST: f32 = -126.0;
+
+/// 2^x to 1 ulp (2 without FMA); 0 below -126, inf from 128 on, NaN for NaN. Between 127.5 and 128 it may be inf.
+#[inline(always)]
+pub fn exp2_flush<const FMA: bool>(x: f32) -> f32 {
+    let y = limit(x, EXP2_LEAST, 128.0);
+    let t = y + LOW_ROUND;
+    let r = y - (t - LOW_ROUND);
+    let mut fit = EXP2_FIT[0];
+    for &term in &EXP2_FIT[1..] {
+        fit = fma::<FMA>(r, fit, term);
+    }
+    let e = fit * f32::from_bits(t.to_bits() << 23);
+    if x < EXP2_LEAST { 0.0 } else { e }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,6 +191,10 @@ mod tests {
         fn low_slice<const FMA: bool>(out: &mut [f32], x: &[f32]) {
             out.iter_mut().zip(x).for_each(|(out, &x)| *out = exp_low::<FMA>(x));
         }
+
+        fn exp2_slice<const FMA: bool>(out: &mut [f32], x: &[f32]) {
+            out.iter_mut().zip(x).for_each(|(out, &x)| *out = exp2_flush::<FMA>(x));
+        }
     }
 
     #[test]
@@ -197,6 +222,30 @@ mod tests {
                 assert!(falls || got.to_bits() == want.to_bits(), "{isa:?}: e^{x} is {got}, expected {want}");
             }
             assert!(apply(low_slice, isa, &[f32::NAN])[0].is_nan());
+        }
+    }
+
+    #[test]
+    fn exp2_is_accurate() {
+        for isa in Isa::supported() {
+            let bound = if isa == Isa::PORTABLE { 1.6 } else { 1.1 };
+            let (off, at) = worst(isa, &grid(EXP2_LEAST, 127.4), exp2_slice, f64::exp2);
+            assert!(off <= bound, "{isa:?}: {off} ulp at {at}");
+            let whole = (-126..128).map(|n| n as f32).collect::<Vec<_>>();
+            let (off, at) = worst(isa, &whole, exp2_slice, f64::exp2);
+            assert!(off == 0.0, "{isa:?}: {off} ulp at {at}");
+        }
+    }
+
+    #[test]
+    fn exp2_of_special_values() {
+        for isa in Isa::supported() {
+            let x = [f32::NEG_INFINITY, f32::MIN, -1e30, -126.1, 128.0, 1e30, f32::INFINITY, -0.0, f32::NAN];
+            let got = apply(exp2_slice, isa, &x);
+            assert_eq!(got[..4], [0.0; 4], "{isa:?}");
+            assert_eq!(got[4..7], [f32::INFINITY; 3], "{isa:?}");
+            assert_eq!(got[7], 1.0, "{isa:?}");
+            assert!(got[8].is_nan(), "{isa:?}");
         }
     }
 }

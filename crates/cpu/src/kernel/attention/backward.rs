@@ -1,7 +1,7 @@
 //! The gradients of attention.
 
 use super::product::{Mat, product};
-use super::softmax::{row_stride, softmax_bwd_columns};
+use super::softmax::{binary, row_stride, softmax_bwd_columns};
 use super::{Forward, TILE, TileScratch, row_mut};
 use crate::element::{Elem, Real, dot};
 use crate::gemm::{Beta, LocalScratch};
@@ -24,6 +24,7 @@ pub struct Backward<T: Elem> {
 
 /// What the softmax of a tile needs of each query.
 pub(super) struct Columns<A> {
+    /// An exponent of 2.
     lse: [A; TILE],
     /// Σ d_out out
     delta: [A; TILE],
@@ -218,7 +219,7 @@ impl<T: Elem> Backward<T> {
         let mut columns = Columns { lse: [T::Acc::ZERO; TILE], delta: [T::Acc::ZERO; TILE] };
         for (i, t) in queries.clone().enumerate() {
             // SAFETY: guaranteed by the caller.
-            columns.lse[i] = unsafe { self.from.lse.value(head * self.from.shape.0.q_len + t) };
+            columns.lse[i] = binary(unsafe { self.from.lse.value(head * self.from.shape.0.q_len + t) });
             columns.delta[i] = delta(i);
         }
         columns

@@ -37,7 +37,7 @@ use crate::memory::Span;
 use ironhorse_core::Operands;
 use ironhorse_core::eager::{AttentionShape, Strides};
 use product::{Mat, product};
-use softmax::{row_stride, softmax_columns};
+use softmax::{natural, row_stride, softmax_columns};
 use std::ops::Range;
 
 /// Queries per tile, at most.
@@ -333,7 +333,7 @@ impl<T: Elem> Forward<T> {
         }
     }
 
-    /// Writes `lse`, and zeros for queries that see nothing.
+    /// Writes `lse`, and zeros for queries that see nothing. The maxima are exponents of 2.
     ///
     /// # Safety
     /// The caller alone uses the rows of `out` and the elements of `lse` of these queries.
@@ -352,7 +352,7 @@ impl<T: Elem> Forward<T> {
                 if !sees {
                     row_mut(out, i, a.head_dim).fill(T::Acc::ZERO);
                 }
-                let lse = if sees { max[i] + sum[i].ln() } else { T::Acc::NEG_INFINITY };
+                let lse = if sees { natural(max[i]) + sum[i].ln() } else { T::Acc::NEG_INFINITY };
                 self.lse.set(head * a.q_len + position, lse);
             }
         }

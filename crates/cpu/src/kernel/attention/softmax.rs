@@ -41,7 +41,17 @@ fn part_mut<A>(row: &mut [A], first: usize) -> &mut [A; LANES] {
     }
 }
 
-/// s = exp(s·scale - max) with the running maximum of each column. Returns what sums so far shrink by.
+/// An exponent of 2 as one of e.
+pub(super) fn natural<A: Real>(exponent: A) -> A {
+    exponent * A::of(std::f64::consts::LN_2)
+}
+
+/// An exponent of e as one of 2.
+pub(super) fn binary<A: Real>(exponent: A) -> A {
+    exponent * A::of(std::f64::consts::LOG2_E)
+}
+
+/// s = exp(s·scale) / 2^max with the running maximum of each column, an exponent of 2. Returns what sums so far shrink by.
 pub(super) fn softmax_columns<A: Real>(
     isa: Isa,
     s: &mut [A],
@@ -50,6 +60,7 @@ pub(super) fn softmax_columns<A: Real>(
     max: &mut [A; TILE],
     sum: &mut [A; TILE],
 ) -> [A; TILE] {
+    let scale = binary(scale);
     #[cfg(target_arch = "x86_64")]
     if isa.kind() == IsaKind::Avx512 {
         let mut shrink = [A::ZERO; TILE];
@@ -63,16 +74,17 @@ pub(super) fn softmax_columns<A: Real>(
     columns(isa, s, stride, scale, max, sum)
 }
 
-/// p = exp(p·factor - lse), dp = p·(dp - delta)·scale
+/// p = exp(p·factor) / 2^lse, dp = p·(dp - delta)·scale
 pub(super) fn softmax_bwd_columns<A: Real>(
     isa: Isa,
     p: &mut [A],
     dp: &mut [A],
     stride: usize,
-    factors: [A; 2],
+    [factor, scale]: [A; 2],
     lse: &[A; TILE],
     delta: &[A; TILE],
 ) {
+    let factors = [binary(factor), scale];
     #[cfg(target_arch = "x86_64")]
     if isa.kind() == IsaKind::Avx512 {
         let all = (A::floats_mut(p), A::floats_mut(dp), A::floats(lse), A::floats(delta));
@@ -86,7 +98,7 @@ pub(super) fn softmax_bwd_columns<A: Real>(
 }
 
 multiversion! {
-    /// As [`softmax_columns`].
+    /// As [`softmax_columns`], for a scale of exponents of 2.
     fn columns<const FMA: bool, A: Real>(
         s: &mut [A],
         stride: usize,
@@ -108,7 +120,7 @@ multiversion! {
             for i in 0..LANES {
                 let new = greatest[i] * scale;
                 let new = if new > max[i] { new } else { max[i] };
-                shrink[i] = (max[i] - new).exp_low::<FMA>();
+                shrink[i] = (max[i] - new).exp2_flush::<FMA>();
                 max[i] = new;
                 sum[i] = sum[i] * shrink[i];
             }
@@ -130,8 +142,8 @@ multiversion! {
                     let (even, odd) = pair.split_at_mut(stride);
                     let (even, odd) = (part_mut(even, first), part_mut(odd, first));
                     for i in 0..LANES {
-                        even[i] = A::fma::<FMA>(even[i], scale, -max[i]).exp_low::<FMA>();
-                        odd[i] = A::fma::<FMA>(odd[i], scale, -max[i]).exp_low::<FMA>();
+                        even[i] = A::fma::<FMA>(even[i], scale, -max[i]).exp2_flush::<FMA>();
+                        odd[i] = A::fma::<FMA>(odd[i], scale, -max[i]).exp2_flush::<FMA>();
                         of_four[i] += even[i] + odd[i];
                     }
                 }
@@ -140,7 +152,7 @@ multiversion! {
             for row in rest.chunks_exact_mut(stride) {
                 let row = part_mut(row, first);
                 for i in 0..LANES {
-                    row[i] = A::fma::<FMA>(row[i], scale, -max[i]).exp_low::<FMA>();
+                    row[i] = A::fma::<FMA>(row[i], scale, -max[i]).exp2_flush::<FMA>();
                 }
                 add(sum, row);
             }
@@ -148,7 +160,7 @@ multiversion! {
         shrink
     }
 
-    /// As [`softmax_bwd_columns`].
+    /// As [`softmax_bwd_columns`], likewise.
     fn bwd_columns<const FMA: bool, A: Real>(
         p: &mut [A],
         dp: &mut [A],
@@ -163,7 +175,7 @@ multiversion! {
             for (p, dp) in p.chunks_exact_mut(stride).zip(dp.chunks_exact_mut(stride)) {
                 let (p, dp) = (part_mut(p, first), part_mut(dp, first));
                 for i in 0..LANES {
-                    p[i] = A::fma::<FMA>(p[i], factor, -lse[i]).exp_low::<FMA>();
+                    p[i] = A::fma::<FMA>(p[i], factor, -lse[i]).exp2_flush::<FMA>();
                     dp[i] = p[i] * (dp[i] - delta[i]) * scale;
                 }
             }
@@ -206,15 +218,21 @@ mod tests {
                 let (mut s, mut max, mut sum) = (all_hidden.clone(), [f32::NEG_INFINITY; TILE], [0.0; TILE]);
                 let mut out = Vec::new();
                 for factor in [0.5, 0.25] {
-                    let call = if vectors { softmax_columns } else { columns };
-                    out.extend(bits(&call(isa, &mut s, stride, factor, &mut max, &mut sum)));
+                    out.extend(bits(&if vectors {
+                        softmax_columns(isa, &mut s, stride, factor, &mut max, &mut sum)
+                    } else {
+                        columns(isa, &mut s, stride, binary(factor), &mut max, &mut sum)
+                    }));
                     [&s[..], &max, &sum].iter().for_each(|x| out.extend(bits(x)));
                     s = scores(rows + 1);
                 }
                 let (mut p, mut dp) = (scores(3), scores(4));
                 let [lse, delta] = [5, 6].map(|salt| std::array::from_fn(|i| value(i + salt)));
-                let call = if vectors { softmax_bwd_columns } else { bwd_columns };
-                call(isa, &mut p, &mut dp, stride, [0.5, 0.25], &lse, &delta);
+                if vectors {
+                    softmax_bwd_columns(isa, &mut p, &mut dp, stride, [0.5, 0.25], &lse, &delta);
+                } else {
+                    bwd_columns(isa, &mut p, &mut dp, stride, [binary(0.5), 0.25], &lse, &delta);
+                }
                 [p, dp].iter().for_each(|x| out.extend(bits(x)));
                 out
             };

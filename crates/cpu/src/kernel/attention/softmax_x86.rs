@@ -1,6 +1,6 @@
 //! The softmax of `softmax` for AVX-512, to the bit.
 //!
-//! An exponential is a chain of 14 operations, and a processor looks ahead over a few vectors only. So the vectors of four rows take each
+//! An exponential is a chain of 9 operations, and a processor looks ahead over a few vectors only. So the vectors of four rows take each
 //! operation together: none waits for the one before.
 
 // Lanes are numbered: an index says more than an iterator here.
@@ -8,7 +8,7 @@
 
 use super::softmax::ROWS;
 use crate::element::LANES;
-use crate::math::{EXP_FIT, LN2_HI, LN2_LO, LOW_ROUND, LOW_ZERO};
+use crate::math::{EXP2_FIT, EXP2_LEAST};
 use std::arch::x86_64::*;
 
 /// Floats of a vector, and vectors of a part of a row.
@@ -30,29 +30,24 @@ macro_rules! each {
     };
 }
 
-/// [`exp_low`](crate::math::exp_low) of each.
+/// [`exp2_flush`](crate::math::exp2_flush) of each.
 #[inline]
-#[target_feature(enable = "avx512f")]
-fn exp_low<const R: usize>(mut x: Rows<R>) -> Rows<R> {
-    let (zero, round) = (_mm512_set1_ps(LOW_ZERO), _mm512_set1_ps(LOW_ROUND));
-    let log2_e = _mm512_set1_ps(std::f32::consts::LOG2_E);
-    let (high, low) = (_mm512_set1_ps(-LN2_HI), _mm512_set1_ps(-LN2_LO));
-    let mut t = x;
-    // NaN stays: the second of two operands is the result then.
-    each!(i, j => x[i][j] = _mm512_max_ps(zero, x[i][j]));
-    each!(i, j => t[i][j] = _mm512_fmadd_ps(x[i][j], log2_e, round));
-    let mut n = t;
-    each!(i, j => n[i][j] = _mm512_sub_ps(t[i][j], round));
-    each!(i, j => x[i][j] = _mm512_fmadd_ps(n[i][j], high, x[i][j]));
-    each!(i, j => x[i][j] = _mm512_fmadd_ps(n[i][j], low, x[i][j]));
-    let mut fit = [[_mm512_set1_ps(EXP_FIT[0]); WIDE]; R];
-    for term in 1..EXP_FIT.len() {
-        let term = _mm512_set1_ps(EXP_FIT[term]);
-        each!(i, j => fit[i][j] = _mm512_fmadd_ps(x[i][j], fit[i][j], term));
+#[target_feature(enable = "avx512f,avx512dq")]
+fn exp2_flush<const R: usize>(x: &Rows<R>) -> Rows<R> {
+    let least = _mm512_set1_ps(EXP2_LEAST);
+    let mut rest = *x;
+    // What the nearest whole number leaves; 0 of infinities.
+    each!(i, j => rest[i][j] = _mm512_reduce_ps::<_MM_FROUND_TO_NEAREST_INT>(x[i][j]));
+    let mut fit = [[_mm512_set1_ps(EXP2_FIT[0]); WIDE]; R];
+    for term in 1..EXP2_FIT.len() {
+        let term = _mm512_set1_ps(EXP2_FIT[term]);
+        each!(i, j => fit[i][j] = _mm512_fmadd_ps(rest[i][j], fit[i][j], term));
     }
     each!(i, j => {
-        let power = _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(t[i][j])));
-        fit[i][j] = _mm512_mul_ps(fit[i][j], power);
+        // NaN is kept: it is not less.
+        let kept = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x[i][j], least);
+        let whole = _mm512_sub_ps(x[i][j], rest[i][j]);
+        fit[i][j] = _mm512_maskz_scalef_ps(kept, fit[i][j], whole);
     });
     fit
 }
@@ -60,7 +55,7 @@ fn exp_low<const R: usize>(mut x: Rows<R>) -> Rows<R> {
 /// # Safety
 /// `R` rows of vectors are readable.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512dq")]
 unsafe fn load<const R: usize>(from: *const f32, stride: usize) -> Rows<R> {
     let mut rows = [[_mm512_setzero_ps(); WIDE]; R];
     // SAFETY: guaranteed by the caller.
@@ -71,7 +66,7 @@ unsafe fn load<const R: usize>(from: *const f32, stride: usize) -> Rows<R> {
 /// # Safety
 /// They are writable.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512dq")]
 unsafe fn store<const R: usize>(to: *mut f32, stride: usize, rows: &Rows<R>) {
     // SAFETY: guaranteed by the caller.
     each!(i, j => unsafe { _mm512_storeu_ps(to.add(i * stride + j * VECTOR), rows[i][j]) });
@@ -85,7 +80,7 @@ struct Sums {
 
 impl Sums {
     #[inline]
-    #[target_feature(enable = "avx512f")]
+    #[target_feature(enable = "avx512f,avx512dq")]
     fn add(&mut self, more: [__m512; WIDE]) {
         for j in 0..WIDE {
             let add = _mm512_sub_ps(more[j], self.lost[j]);
@@ -97,7 +92,7 @@ impl Sums {
 }
 
 /// As [`softmax_columns`](super::softmax::softmax_columns), of which `shrink` is the result.
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512dq")]
 pub(super) fn softmax_columns(s: &mut [f32], stride: usize, scale: f32, [max, sum, shrink]: [&mut [f32]; 3]) {
     assert!([&*max, sum, shrink].iter().all(|x| x.len() >= stride), "columns of more than a tile");
     assert!(stride > 0 && stride.is_multiple_of(LANES) && s.len() >= stride, "rows that are not whole parts");
@@ -126,7 +121,7 @@ pub(super) fn softmax_columns(s: &mut [f32], stride: usize, scale: f32, [max, su
                 new[j] = _mm512_max_ps(_mm512_mul_ps(new[j], factor), old[j]);
                 fall[j] = _mm512_sub_ps(old[j], new[j]);
             }
-            let fall = exp_low([fall]);
+            let fall = exp2_flush(&[fall]);
             for j in 0..WIDE {
                 sums.sum[j] = _mm512_mul_ps(sums.sum[j], fall[0][j]);
             }
@@ -154,12 +149,12 @@ pub(super) fn softmax_columns(s: &mut [f32], stride: usize, scale: f32, [max, su
     }
 }
 
-/// s = exp(s·factor - less) of `R` rows, which it returns.
+/// s = 2^(s·factor - less) of `R` rows, which it returns.
 ///
 /// # Safety
 /// They are there.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512dq")]
 unsafe fn probabilities<const R: usize>(
     at: *mut f32,
     stride: usize,
@@ -170,14 +165,14 @@ unsafe fn probabilities<const R: usize>(
     unsafe {
         let mut p = load::<R>(at, stride);
         each!(i, j => p[i][j] = _mm512_fmsub_ps(p[i][j], factor, less[j]));
-        let p = exp_low(p);
+        let p = exp2_flush(&p);
         store(at, stride, &p);
         p
     }
 }
 
 /// As [`softmax_bwd_columns`](super::softmax::softmax_bwd_columns).
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512dq")]
 pub(super) fn softmax_bwd_columns(
     [p, dp]: [&mut [f32]; 2],
     stride: usize,
@@ -212,7 +207,7 @@ pub(super) fn softmax_bwd_columns(
 /// # Safety
 /// `R` rows of both are there.
 #[inline]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512dq")]
 unsafe fn gradients<const R: usize>(
     [p, dp]: [*mut f32; 2],
     stride: usize,
