@@ -171,12 +171,13 @@ multiversion! {
     ) {
         let [factor, scale] = factors;
         for first in (0..stride).step_by(LANES) {
-            let (lse, delta) = (part(lse, first), part(delta, first));
+            let (lse, mut delta) = (part(lse, first), *part(delta, first));
+            delta.iter_mut().for_each(|delta| *delta = *delta * scale);
             for (p, dp) in p.chunks_exact_mut(stride).zip(dp.chunks_exact_mut(stride)) {
                 let (p, dp) = (part_mut(p, first), part_mut(dp, first));
                 for i in 0..LANES {
                     p[i] = A::fma::<FMA>(p[i], factor, -lse[i]).exp2_flush::<FMA>();
-                    dp[i] = p[i] * (dp[i] - delta[i]) * scale;
+                    dp[i] = p[i] * A::fma::<FMA>(dp[i], scale, -delta[i]);
                 }
             }
         }

@@ -188,8 +188,11 @@ pub(super) fn softmax_bwd_columns(
         let columns = [p[first..].as_mut_ptr(), dp[first..].as_mut_ptr()];
         // SAFETY: as in `softmax_columns`.
         unsafe {
-            let ([lse], [delta]) =
+            let ([lse], [mut delta]) =
                 (load::<1>(lse.as_ptr().add(first), 0), load::<1>(delta.as_ptr().add(first), 0));
+            for j in 0..WIDE {
+                delta[j] = _mm512_mul_ps(delta[j], scale);
+            }
             let mut row = 0;
             while row + ROWS <= rows {
                 let at = [columns[0].add(row * stride), columns[1].add(row * stride)];
@@ -204,8 +207,10 @@ pub(super) fn softmax_bwd_columns(
     }
 }
 
+/// p = 2^(p·factor - lse), dp = p·(dp·scale - delta) of `R` rows.
+///
 /// # Safety
-/// `R` rows of both are there.
+/// They are there.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 unsafe fn gradients<const R: usize>(
@@ -218,8 +223,8 @@ unsafe fn gradients<const R: usize>(
     unsafe {
         let p = probabilities::<R>(p, stride, factor, lse);
         let mut ds = load::<R>(dp, stride);
-        each!(i, j => ds[i][j] = _mm512_mul_ps(p[i][j], _mm512_sub_ps(ds[i][j], delta[j])));
-        each!(i, j => ds[i][j] = _mm512_mul_ps(ds[i][j], scale));
+        each!(i, j => ds[i][j] = _mm512_fmsub_ps(ds[i][j], scale, delta[j]));
+        each!(i, j => ds[i][j] = _mm512_mul_ps(p[i][j], ds[i][j]));
         store(dp, stride, &ds);
     }
 }
